@@ -1,0 +1,237 @@
+"""Encoders x views -> rows in their stores: one decode of each picture, one forward pass for all cells, resumable."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset
+from tqdm import tqdm
+
+from probing import picture, readouts
+from probing.store import Cell, Store, versions
+from probing.types import Encoder, Tap, View
+
+log = logging.getLogger("probing")
+PART_ROWS, PART_SECONDS = 1_000, 60
+CANARY_TOLERANCE = 1e-3  # of the largest value; library versions that change more than this start a new store
+
+
+@dataclass
+class Request:
+    """What is asked of one encoder: the cells, and the store that the rows go to."""
+
+    encoder: Encoder
+    cells: Sequence[Cell]
+    store: Store
+
+
+class _Pictures(Dataset[Any]):
+    """View i -> (i, one tensor per image policy, None) or (i, [], reason) for a file that can not be read."""
+
+    def __init__(self, views: Sequence[View], preprocess: Mapping[str, Any]) -> None:
+        self.views, self.preprocess = views, preprocess
+
+    def __len__(self) -> int:
+        return len(self.views)
+
+    def __getitem__(self, i: int) -> tuple[int, list[torch.Tensor], str | None]:
+        try:
+            opened = picture.open_view(self.views[i])
+        except ValueError as error:
+            return i, [], str(error)
+        return i, [prepare(opened) for prepare in self.preprocess.values()], None
+
+
+def device_of(choice: str) -> torch.device:
+    """device=auto is CUDA where there is one, else the CPU."""
+    if choice == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if choice.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(f"device={choice}: this machine has no CUDA device that torch can use. Type device=cpu")
+    return torch.device(choice)
+
+
+def embed(requests: Sequence[Request], views: Mapping[str, View], device: str, workers: int) -> dict[str, str]:
+    """Embed what the stores lack. views: key -> View. Returns key -> reason for the views that could not be read.
+
+    What has been computed is in the stores when this returns or raises, also on Ctrl-C and on a full disk.
+    """
+    order = sorted(views, key=lambda k: (str(views[k].path), views[k].frame or ("", 0), k))
+    lacking = [r.store.missing(order, r.cells) for r in requests]
+    wanted = set().union(*(keys for keys, _ in lacking)) if lacking else set()
+    todo = [k for k in order if k in wanted]
+    if not todo:
+        return {}
+    where = device_of(device)
+    writers = [_Writer(r, set(keys), cells, where) for r, (keys, cells) in zip(requests, lacking, strict=True) if keys]
+    preprocess = {w.encoder.policy: w.encoder.preprocess for w in writers}
+    loader: DataLoader[Any] = DataLoader(
+        _Pictures([views[k] for k in todo], preprocess),
+        batch_size=writers[0].batch,
+        num_workers=workers,
+        collate_fn=list,
+        pin_memory=where.type == "cuda",
+    )
+    failed: dict[str, str] = {}
+    log.info(f"embedding {len(todo):,} views x {len(writers)} encoders ({', '.join(w.encoder.name for w in writers)}) on {where}")
+    try:
+        with tqdm(total=len(todo), unit="view", desc="embed", mininterval=0.5) as bar:
+            for batch in loader:
+                failed.update({todo[i]: reason for i, _, reason in batch if reason})
+                good = [(todo[i], tensors) for i, tensors, reason in batch if not reason]
+                for writer in writers:
+                    at = list(preprocess).index(writer.encoder.policy)
+                    writer.add([(k, tensors[at]) for k, tensors in good if k in writer.keys])
+                bar.update(len(batch))
+    finally:
+        for writer in writers:
+            writer.flush()
+            writer.encoder.module.cpu()
+    return failed
+
+
+class _Writer:
+    """Runs one encoder and fills its store. The last batch is padded to full size and a store keeps its batch size,
+    because a row's last bits depend on how many rows it is computed with."""
+
+    def __init__(self, request: Request, keys: set[str], cells: Sequence[Cell], where: torch.device) -> None:
+        self.encoder, self.store, self.keys, self.cells, self.where = request.encoder, request.store, keys, cells, where
+        self.batch: int = self.store.card()["batch_size"]
+        self.store.sweep()
+        self.encoder.module.to(where).to(memory_format=torch.channels_last)  # twice as fast for convolutions on a CPU
+        self.waiting: list[tuple[str, torch.Tensor]] = []
+        self.rows: list[tuple[list[str], dict[Cell, np.ndarray]]] = []
+        self.since = time.monotonic()
+
+    def add(self, items: list[tuple[str, torch.Tensor]]) -> None:
+        self.waiting += items
+        while len(self.waiting) >= self.batch:
+            self._run(self.waiting[: self.batch])
+            del self.waiting[: self.batch]
+        if sum(len(k) for k, _ in self.rows) >= PART_ROWS or (self.rows and time.monotonic() - self.since > PART_SECONDS):
+            self._write()
+
+    def flush(self) -> None:
+        while self.waiting:
+            self._run(self.waiting[: self.batch])
+            del self.waiting[: self.batch]
+        if self.rows:
+            self._write()
+
+    def _run(self, items: list[tuple[str, torch.Tensor]]) -> None:
+        tensors = [t for _, t in items]
+        while True:
+            try:
+                found = [forward(self.encoder, part, self.cells, self.where, self.batch) for part in _pieces(tensors, self.batch)]
+                break
+            except RuntimeError as error:
+                if not _out_of_memory(error) or self.batch == 1:
+                    raise
+                self.batch //= 2
+                log.warning(f"{self.encoder.name}: out of memory; going on with batches of {self.batch}")
+                self.store.write_card({**self.store.card(), "batch_size": self.batch})
+                if self.where.type == "cuda":
+                    torch.cuda.empty_cache()
+        self.rows.append(([k for k, _ in items], {c: np.concatenate([f[c] for f in found]) for c in self.cells}))
+
+    def _write(self) -> None:
+        keys = [k for part, _ in self.rows for k in part]
+        self.store.write(keys, {c: np.concatenate([values[c] for _, values in self.rows]) for c in self.cells})
+        self.rows.clear()
+        self.since = time.monotonic()
+
+
+def _pieces(tensors: list[torch.Tensor], size: int) -> list[list[torch.Tensor]]:
+    return [tensors[i : i + size] for i in range(0, len(tensors), size)]
+
+
+def _out_of_memory(error: RuntimeError) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+@contextmanager
+def hooks(encoder: Encoder, taps: Sequence[Tap]) -> Iterator[dict[str, torch.Tensor]]:
+    """Tap name -> raw output of its module, filled by each forward pass. The hooks are gone afterwards.
+
+    Raises ValueError for a module path that is not there, with the nearest ones.
+    """
+    found: dict[str, torch.Tensor] = {}
+    modules = dict(encoder.module.named_modules())
+    handles = []
+    try:
+        for tap in taps:
+            if tap.path not in modules:
+                near = difflib.get_close_matches(tap.path, modules, 5, 0.3)
+                raise ValueError(f"tap {tap.name}: {encoder.name} has no module {tap.path!r}. Near names: {', '.join(near)}")
+
+            def keep(_module: Any, _inputs: Any, output: torch.Tensor, name: str = tap.name) -> None:
+                found[name] = output
+
+            handles.append(modules[tap.path].register_forward_hook(keep))
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def forward(
+    encoder: Encoder, tensors: Sequence[torch.Tensor], cells: Sequence[Cell], where: torch.device, batch_size: int
+) -> dict[Cell, np.ndarray]:
+    """Preprocessed pictures -> cell -> [B,D] float32, in one pass padded to `batch_size`."""
+    padded = list(tensors) + [tensors[-1]] * (batch_size - len(tensors))
+    batch = torch.stack(padded).to(where, memory_format=torch.channels_last, non_blocking=True)
+    with hooks(encoder, list(dict.fromkeys(tap for tap, _ in cells))) as found, torch.inference_mode():
+        encoder.module(batch)
+        out = {(tap, readout): readouts.read(readouts.tokens(tap, found[tap.name]), readout) for tap, readout in cells}
+        return {cell: values[: len(tensors)].float().cpu().numpy() for cell, values in out.items()}
+
+
+def settle(root: Path, encoder: Encoder, spec: str, device: str, batch_size: int) -> Store:
+    """The store of an encoder under `root`, after its canaries.
+
+    A store keeps the rows of eight drawn pictures. Under library versions that it does not know they are embedded
+    again: where they agree the store goes on, where not a new one is begun and a sentence says so.
+    """
+    cells = [(tap, "native" if tap.layout == "vector" else "mean") for tap in encoder.taps]
+    where = device_of(device)
+    encoder.module.to(where).to(memory_format=torch.channels_last)
+    rows = forward(encoder, [encoder.preprocess(p) for p in _canaries()], cells, where, 8)
+    fresh = Store(root / f"{encoder.name}-{encoder.fingerprint}")
+    for folder in sorted(root.glob(f"{encoder.name}-{encoder.fingerprint}*")):
+        store = Store(folder)
+        worst = store.canary_difference(rows)
+        if worst <= CANARY_TOLERANCE:
+            card = store.card()
+            store.write_card({**card, **{k: sorted({*card[k], v}) for k, v in (("specs", spec), ("versions", versions()))}})
+            return store
+        fresh = Store(root / f"{encoder.name}-{encoder.fingerprint}-{versions()}")
+        log.warning(
+            f"{encoder.name}: these library versions change its embeddings (canaries differ by {worst:.0e} from {folder.name}); beginning the store {fresh.folder.name}"
+        )
+    fresh.write([f"canary {i}" for i in range(8)], rows, prefix="canary")
+    fresh.write_card(
+        {
+            "name": encoder.name,
+            "fingerprint": encoder.fingerprint,
+            "batch_size": batch_size,
+            "specs": [spec],
+            "versions": [versions()],
+        }
+    )
+    return fresh
+
+
+def _canaries() -> list[Image.Image]:
+    rng = np.random.default_rng(0)
+    coarse = rng.integers(0, 256, (8, 12, 12, 3), dtype=np.uint8)
+    return [Image.fromarray(c).resize((300, 300), Image.Resampling.BICUBIC) for c in coarse]

@@ -1,0 +1,240 @@
+"""The recipes, one screen each: what `python probe.py job=...` does, from a composed config to a run folder."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import DictConfig
+
+from probing import records
+from probing.jobs.configure import (
+    ENCODER,
+    PIXELS,
+    Plan,
+    each_encoder,
+    load_encoder,
+    method,
+    name_of,
+    open_store,
+    options_of,
+    plans_of,
+    probe_of,
+    protocol_of,
+    run_of,
+    task_of,
+    workers_of,
+)
+from probing.jobs.show import about_run, cell_of, predictions_of, print_result, rows_of, table
+from probing.types import Task, View
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from probing.store import Cell
+    from probing.types import Encoder
+
+log = logging.getLogger("probing")
+
+
+def run(cfg: DictConfig, command: str, defaults: Sequence[str]) -> dict[str, Any]:
+    """Call the recipe that `job` names. Returns what the closing table shows."""
+    recipe = method(cfg.job._target_, cfg.allow)
+    started = time.monotonic()
+    outcome = recipe(cfg, command, defaults)
+    return {"job": cfg.job.name, "seconds": round(time.monotonic() - started, 1), **outcome}
+
+
+def probe(cfg: DictConfig, command: str, defaults: Sequence[str]) -> dict[str, Any]:
+    """Embed what is missing, probe every cell under the protocol, write and print the result."""
+    if cfg.shards != 1:
+        raise ValueError("shards= belongs to job=embed: a probe needs every sample. Type job=embed, then job=probe without it")
+    plans = plans_of(cfg)
+    this = run_of(cfg, plans, [name_of(cfg), cfg.task.name, cfg.images.name])
+    shown = {"encoder": name_of(cfg), "task": cfg.task.name, "images": cfg.images.name, "folder": str(this.folder)}
+    if (result := this.finished()) and not cfg.rerun:
+        print_result(result, this, command, already=True)
+        return {**shown, "state": "already done", "says": result["summary"]}
+    with _under_way(this):
+        result, arrays, tables = _probe(cfg, plans, command, defaults)
+    this.save(result, arrays, tables)
+    print_result(result, this, command, already=False)
+    return {**shown, "state": "done", "says": result["summary"]}
+
+
+def _probe(
+    cfg: DictConfig, plans: Sequence[Plan], command: str, defaults: Sequence[str]
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    from tqdm import tqdm
+
+    from probing import evaluate
+
+    started = time.monotonic()
+    task = task_of(cfg)
+    keys, skipped = _embed(cfg, plans, [v for s in task.samples for v in s.views])
+    task = _without(task, skipped)
+    protocol = protocol_of(cfg, task)
+    cells: dict[tuple[str, str], dict[str, np.ndarray]] = {}
+    for plan in plans:
+        for tap, readout in plan.cells:
+            values = _values(plan, task, keys, (tap, readout))
+            for cell in [(tap.name, readout)] if plan.role != PIXELS else list(cells):
+                cells.setdefault(cell, {})[plan.role] = values
+    with tqdm(total=evaluate.evaluations(cells, protocol), desc="probe", unit="fold", mininterval=0.5) as bar:
+        found = evaluate.evaluate(task, cells, probe_of(cfg, task), protocol, bar.update)
+    about = about_run(cfg, task, plans, skipped, command, defaults, time.monotonic() - started)
+    result = {
+        **about,
+        "summary": " ".join(r.sentence for r in found),
+        "cells": [cell_of(r) for r in found],
+        "rows": rows_of(about, found),
+    }
+    arrays = {f"{kind} {r.tap} {r.readout}".strip(): getattr(r, kind) for r in found for kind in ("score", "fold", "null")}
+    return result, arrays, {"predictions": predictions_of(task, found)}
+
+
+def embed(cfg: DictConfig, command: str, defaults: Sequence[str]) -> dict[str, Any]:
+    """The GPU part alone: the task's views through one or several encoders and their floors."""
+    if not 0 <= cfg.shard < cfg.shards:
+        raise ValueError(f"shard={cfg.shard} of shards={cfg.shards}: type shard=0 to shard={cfg.shards - 1}")
+    configs = each_encoder(cfg, command) if cfg.encoders else [cfg]
+    plans = list({(p.name, p.spec): p for c in configs for p in plans_of(c)}.values())
+    names = [p.name for p in plans if p.role == ENCODER]
+    this = run_of(cfg, plans, ["+".join(names) if len(names) < 4 else f"{len(names)}encoders", cfg.task.name, cfg.images.name])
+    shown = {"encoder": ", ".join(names), "task": cfg.task.name, "images": cfg.images.name, "folder": str(this.folder)}
+    if (result := this.finished()) and not cfg.rerun and all((Path(cfg.store) / s).exists() for s in result["stores"]):
+        log.info(f"already done: {result['summary']}")
+        return {**shown, "state": "already done", "says": result["summary"]}
+    with _under_way(this):
+        task = task_of(cfg)
+        views = sorted((v for s in task.samples for v in s.views), key=lambda v: (v.name, v.frame or ("", 0)))
+        share = views[len(views) * cfg.shard // cfg.shards : len(views) * (cfg.shard + 1) // cfg.shards]
+        keys, skipped = _embed(cfg, plans, share)
+    stores = sorted(p.store.folder.name for p in plans if p.store)
+    summary = f"{len(keys):,} views in {', '.join(stores)}" + (f"; {len(skipped)} files could not be read" if skipped else "")
+    this.save({**about_run(cfg, task, plans, skipped, command, defaults, 0.0), "summary": summary, "stores": stores}, {}, {})
+    log.info(summary)
+    return {**shown, "state": "done", "says": summary}
+
+
+def encoders(cfg: DictConfig, command: str, defaults: Sequence[str]) -> dict[str, Any]:
+    """Print the table of the encoders there are."""
+    from probing import weights
+
+    rows = []
+    for name, spec in options_of("encoder").items():
+        try:
+            choice = spec.get("weights", "none")
+            state = (
+                choice
+                if choice in ("none", "random")
+                else ("here" if weights.find(choice, spec.get("source")).exists() else "not here")
+            )
+        except FileNotFoundError as error:
+            state = _first_line(error)
+        taps = ", ".join(name.replace("{i}", f"0-{tap.get('count', 1) - 1}") for name, tap in spec["taps"].items())
+        rows.append(
+            {
+                "encoder": name,
+                "is": spec.get("display", ""),
+                "weights": state,
+                "taps": taps,
+                "licence": spec.get("licence", ""),
+                "checked": spec.get("checked", ""),
+            }
+        )
+    log.info(table(rows))
+    log.info("\nencoder=NAME chooses one; weights=random or weights=PATH gives it other weights")
+    return {"state": "done", "says": f"{len(rows)} encoders"}
+
+
+def status(cfg: DictConfig, command: str, defaults: Sequence[str]) -> dict[str, Any]:
+    """Print what has run under outputs=, and write results.csv."""
+    rows = records.status(cfg.outputs)
+    if not rows:
+        log.info(f"nothing has run under outputs={cfg.outputs}. Type python probe.py")
+        return {"state": "not applicable", "says": "nothing has run"}
+    log.info(table(rows))
+    if path := records.write_results(cfg.outputs):
+        log.info(f"\nevery estimate: {path}")
+    states = [r["state"] for r in rows]
+    return {"state": "done", "says": ", ".join(f"{states.count(s)} {s}" for s in dict.fromkeys(states))}
+
+
+def embeddings(cfg: DictConfig) -> tuple[list[str], np.ndarray]:
+    """The ids [N] and embeddings [N,D] of one cell, for `probing.embeddings`."""
+    task, (plan,) = task_of(cfg), plans_of(cfg)
+    if len(plan.cells) > 1:
+        raise ValueError(f"{len(plan.cells)} cells were asked for; name one tap and one readout")
+    keys, skipped = _embed(cfg, [plan], [v for s in task.samples for v in s.views])
+    task = _without(task, skipped)
+    return [s.id for s in task.samples], _values(plan, task, keys, plan.cells[0])
+
+
+def load(cfg: DictConfig) -> Encoder:
+    """The encoder of a config, for `probing.load`."""
+    return load_encoder(cfg, plans_of(cfg)[0])
+
+
+def _embed(cfg: DictConfig, plans: Sequence[Plan], views: Sequence[View]) -> tuple[dict[View, str], dict[str, str]]:
+    """Fill the stores of all plans. Returns the key of each view, and file name -> reason for what can not be read."""
+    from probing.picture import Digests
+
+    root = Path(cfg.store)
+    digests, unread = Digests(root / "digests").of(v.path for v in views)
+    gone = {v.name: f"{v.name}: {unread[v.path]}" for v in views if v.path in unread}
+    keys = {v: v.key(digests[v.path]) for v in views if v.path in digests}
+    by_key = {k: v for v, k in keys.items()}
+    lacking = [p for p in plans if not open_store(cfg, p) or p.store.missing(list(by_key), p.cells)[0]]  # type: ignore[union-attr]
+    if lacking:
+        from probing.embed import Request, embed, settle
+
+        requests = []
+        for plan in lacking:
+            encoder = load_encoder(cfg, plan)
+            plan.store = settle(root, encoder, plan.spec, cfg.device, cfg.batch_size)
+            requests.append(Request(encoder, plan.cells, plan.store))
+        gone |= {by_key[k].name: reason for k, reason in embed(requests, by_key, cfg.device, workers_of(cfg)).items()}
+    for reason in gone.values():
+        log.warning(f"left out: {reason}")
+    return {v: k for v, k in keys.items() if v.name not in gone}, gone
+
+
+def _without(task: Task, skipped: Mapping[str, str]) -> Task:
+    if not skipped:
+        return task
+    left = tuple(s for s in task.samples if not any(v.name in skipped for v in s.views))
+    present = {s.label for s in left}
+    return replace(task, samples=left, classes=tuple(c for c in task.classes if c in present))
+
+
+def _values(plan: Plan, task: Task, keys: Mapping[View, str], cell: Cell) -> np.ndarray:
+    """[N,D] of a cell, in the order of the task's samples, checked to be finite."""
+    from probing.types import Embeddings
+
+    assert plan.store is not None
+    if several := next((s.id for s in task.samples if len(s.views) > 1), None):
+        raise ValueError(f"sample {several} has more than one view, which a probe of single pictures can not take")
+    wanted = tuple(keys[s.views[0]] for s in task.samples)
+    values = plan.store.read(wanted, cell)
+    return Embeddings(plan.name, plan.store.card()["fingerprint"], cell[0].name, cell[1], wanted, values).values
+
+
+@contextmanager
+def _under_way(this: records.Run) -> Iterator[None]:
+    """Say in the run folder that this process is at it, and why it ended if it ends badly."""
+    this.begin()
+    try:
+        yield
+    except BaseException as error:
+        this.fail("interrupted" if isinstance(error, KeyboardInterrupt) else _first_line(error))
+        raise
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]

@@ -1,0 +1,272 @@
+"""From a composed config to objects: encoders with their stores, tasks, probes, protocols, run folders."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from probing import records
+from probing.types import READOUTS, Sample, Tap, Task, digest
+
+if TYPE_CHECKING:
+    from probing.evaluate import Probe, Protocol
+    from probing.store import Cell, Store
+    from probing.types import Encoder
+
+log = logging.getLogger("probing")
+PROTOCOL = 1  # raised when a change of ours changes numbers; results of two protocols are never mixed
+NO_IDENTITY = ("hydra", "device", "batch_size", "workers", "outputs", "store", "rerun", "allow")  # change no number
+SHOWN = ("display", "licence", "gated", "cite", "checked", "tap", "floor", "taps")  # of an encoder's YAML: no row depends on them
+ENCODER, TWIN, PIXELS = "encoder", "random weights", "pixels"  # rows of a result
+
+
+@dataclass
+class Plan:
+    """What a run needs of one encoder: the row it fills, its YAML with all overrides, the cells to read."""
+
+    role: str
+    name: str
+    settings: dict[str, Any]
+    cells: list[Cell]
+    spec: str
+    store: Store | None = None
+
+
+def plans_of(cfg: DictConfig) -> list[Plan]:
+    """The encoder, its random twin and the pixel floor (floors and random encoders have no floors of their own)."""
+    own: dict[str, Any] = OmegaConf.to_container(cfg.encoder, resolve=True)  # type: ignore[assignment]
+    for key, value in (
+        ("weights", cfg.weights),
+        ("weights_prefix", cfg.weights_prefix),
+        ("allow_pickle", cfg.allow_pickle or None),
+    ):
+        if value is not None:
+            if "weights" not in own:
+                raise ValueError(f"{key}={value}: encoder={own['name']} has no weights")
+            own[key] = value
+    random = own.get("weights") == "random"
+    if random:
+        own["seed"] = cfg.seed
+    plans = [_plan(cfg, ENCODER, name_of(cfg), own)]
+    if cfg.floors and not own.get("floor") and not random:
+        twin = {k: v for k, v in own.items() if k not in ("weights_prefix", "allow_pickle")} | {
+            "weights": "random",
+            "seed": cfg.seed,
+        }
+        plans.append(_plan(cfg, TWIN, f"{cfg.encoder.name}_random", twin))
+    if cfg.floors and not own.get("floor"):
+        plans.append(_plan(cfg, PIXELS, cfg.floor.name, OmegaConf.to_container(cfg.floor, resolve=True)))  # type: ignore[arg-type]
+    return plans
+
+
+def _plan(cfg: DictConfig, role: str, name: str, settings: dict[str, Any]) -> Plan:
+    from probing import weights
+
+    choice = settings.get("weights", "none")
+    stamp = "none" if choice == "none" else weights.stamp(choice, settings.get("source"))
+    spec = digest({k: v for k, v in settings.items() if k not in (*SHOWN, "name", "weights", "source")}, stamp)
+    cells = _cells(
+        expand(settings["taps"]), settings["tap"], None if role == PIXELS else cfg.tap, None if role == PIXELS else cfg.readout
+    )
+    return Plan(role, name, settings, cells, spec)
+
+
+def expand(taps: Mapping[str, Mapping[str, Any]]) -> list[Tap]:
+    """The taps of an encoder's YAML: `block.{i}` with a count becomes one Tap each."""
+    out = []
+    for name, tap in taps.items():
+        for i in range(tap.get("count", 1)):
+            out.append(
+                Tap(name.replace("{i}", str(i)), tap["path"].replace("{i}", str(i)), tap["layout"], tuple(tap.get("prefix", ())))
+            )
+    return out
+
+
+def _cells(taps: Sequence[Tap], default: str, tap: Any, readout: Any) -> list[Cell]:
+    """The cells that tap= and readout= ask for. tap=all takes every tap that has the readout."""
+    from probing import readouts
+
+    by_name = {t.name: t for t in taps}
+    wanted = list(by_name) if tap == "all" else [default] if tap is None else [tap] if isinstance(tap, str) else list(tap)
+    cells = []
+    for name in wanted:
+        if name not in by_name:
+            raise ValueError(f"tap={name}: there is no such tap.{near(name, by_name)} There are: {', '.join(by_name)}")
+        found = by_name[name]
+        asked = (
+            ["native" if found.layout == "vector" else "mean"]
+            if readout is None
+            else [readout]
+            if isinstance(readout, str)
+            else list(readout)
+        )
+        for r in asked:
+            if tap == "all" and r in READOUTS and r not in readouts.valid(found):
+                continue
+            readouts.check(found, r)
+            cells.append((found, r))
+    if not cells:
+        raise ValueError(f"readout={readout}: no tap of this encoder has it")
+    return cells
+
+
+def open_store(cfg: DictConfig, plan: Plan) -> bool:
+    """Whether the plan's store is known from before, so that neither weights nor torch are needed to read it."""
+    from probing import store, weights
+
+    plan.store = store.find(Path(cfg.store), plan.name, plan.spec, store.versions())
+    choice = plan.settings.get("weights", "random")
+    if plan.store is None and choice != "random":
+        try:
+            weights.find(choice, plan.settings.get("source"))
+        except FileNotFoundError:
+            plan.store = store.find(Path(cfg.store), plan.name, plan.spec, None)
+            if plan.store is not None:
+                log.warning(
+                    f"{plan.name}: its weights are not on this machine; reading {plan.store.folder.name}, written under other library versions"
+                )
+    return plan.store is not None
+
+
+def load_encoder(cfg: DictConfig, plan: Plan) -> Encoder:
+    call = {k: v for k, v in plan.settings.items() if k not in SHOWN}
+    loader = method(call.pop("_target_"), cfg.allow)
+    return loader(**{**call, "name": plan.name, "taps": tuple(expand(plan.settings["taps"]))})
+
+
+def each_encoder(cfg: DictConfig, command: str) -> list[DictConfig]:
+    """The config of this run, once per name in encoders=."""
+    from hydra import compose
+
+    kept = [o for o in shlex.split(command)[2:] if not o.startswith(("-", "encoder=", "encoders=", "hydra"))]
+    return [compose("config", [*kept, f"encoder={name}"]) for name in cfg.encoders]
+
+
+def options_of(name: str) -> dict[str, dict[str, Any]]:
+    """Every YAML of a config group, along Hydra's search path: option -> content."""
+    from hydra.core.global_hydra import GlobalHydra
+
+    found: dict[str, dict[str, Any]] = {}
+    for entry in GlobalHydra.instance().config_loader().get_search_path().get_path():
+        for path in sorted(Path(entry.path.removeprefix("file://")).glob(f"{name}/*.yaml")):
+            found.setdefault(path.stem, OmegaConf.to_container(OmegaConf.load(path)))  # type: ignore[arg-type]
+    return found
+
+
+def task_of(cfg: DictConfig) -> Task:
+    """The labelled samples that images, images.where, limit and task stand for."""
+    samples = _call(cfg.images, cfg.allow, drop=("where",))
+    return _call(cfg.task, cfg.allow, spread(keep(samples, cfg.images.where), cfg.limit, cfg.seed))
+
+
+def keep(samples: Sequence[Sample], where: Mapping[str, Any]) -> list[Sample]:
+    """The samples whose columns have these values: {plane: axial, volume: [symmetric, asymmetric]}."""
+    columns = sorted({c for s in samples for c in s.meta})
+    kept = list(samples)
+    for column, value in where.items():
+        if column not in columns:
+            raise ValueError(f"images.where: there is no column {column}.{near(column, columns)} There are: {', '.join(columns)}")
+        values = {str(v) for v in (value if isinstance(value, Sequence) and not isinstance(value, str) else [value])}
+        there = {str(s.meta.get(column)) for s in kept}
+        kept = [s for s in kept if str(s.meta.get(column)) in values]
+        if not kept:
+            raise ValueError(
+                f"images.where: no image has {column} = {' or '.join(sorted(values))}. There are: {', '.join(sorted(there)[:10])}"
+            )
+    return kept
+
+
+def spread(samples: Sequence[Sample], limit: int | None, seed: int) -> list[Sample]:
+    """At most `limit` source images, taken from the groups in turn."""
+    if limit is None or limit >= len(samples):
+        return list(samples)
+    if limit < 1:
+        raise ValueError(f"limit={limit}: type a number of images, at least 1")
+    import numpy as np
+
+    rng = np.random.default_rng(seed)
+    turns: dict[str, int] = {}
+    ranked = []
+    for i in rng.permutation(len(samples)):
+        turn = turns[samples[i].group] = turns.get(samples[i].group, -1) + 1
+        ranked.append((turn, int(i)))  # the groups' first images come first
+    chosen = {i for _, i in sorted(ranked, key=lambda r: r[0])[:limit]}
+    return [s for i, s in enumerate(samples) if i in chosen]
+
+
+def probe_of(cfg: DictConfig, task: Task) -> Probe:
+    from probing.evaluate import Probe
+
+    if cfg.probe.scaling not in ("none", "global", "feature"):
+        raise ValueError(f"probe.scaling={cfg.probe.scaling}: type none, global or feature")
+    spec = cfg.probe[task.kind]
+    return Probe(_call(spec.estimator, cfg.allow), OmegaConf.to_container(spec.grid), cfg.probe.scaling)  # type: ignore[arg-type]
+
+
+def protocol_of(cfg: DictConfig, task: Task) -> Protocol:
+    """The protocol, with fewer folds where limit= left fewer groups."""
+    from probing.evaluate import Protocol
+
+    groups = len(set(task.groups))
+    shrunk = cfg.limit is not None and groups < cfg.protocol.folds
+    settings = {**cfg.protocol, "folds": max(2, groups)} if shrunk else dict(cfg.protocol)
+    return Protocol(**settings, number=PROTOCOL, seed=cfg.seed, limited=shrunk)
+
+
+def _call(spec: DictConfig, allow: Sequence[str], *args: Any, drop: Sequence[str] = ()) -> Any:
+    """Call the function that `_target_` names with the rest of the YAML."""
+    call: dict[str, Any] = OmegaConf.to_container(spec, resolve=True)  # type: ignore[assignment]
+    return method(call.pop("_target_"), allow)(*args, **{k: v for k, v in call.items() if k not in drop})
+
+
+def method(target: str, allow: Sequence[str]) -> Any:
+    from hydra.utils import get_method
+
+    if target.partition(".")[0] not in ("probing", "sklearn", *allow):
+        raise ValueError(
+            f"_target_: {target} is neither ours nor scikit-learn's. Type allow=[{target.partition('.')[0]}] if you trust it"
+        )
+    return get_method(target)
+
+
+def workers_of(cfg: DictConfig) -> int:
+    import torch
+
+    from probing.embed import device_of
+
+    if cfg.workers != "auto":
+        return int(cfg.workers)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, 8) if device_of(cfg.device).type == "cuda" else max(cores - torch.get_num_threads(), 0)
+
+
+def name_of(cfg: DictConfig) -> str:
+    random = cfg.weights == "random" and cfg.encoder.get("weights", "random") != "random"
+    return cfg.name or cfg.encoder.name + ("_random" if random else "")
+
+
+def run_of(cfg: DictConfig, plans: Sequence[Plan], choices: Sequence[str]) -> records.Run:
+    """The run folder: a digest of the config, the stamp of the data and the specs of the encoders."""
+    config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
+    config = {k: v for k, v in config.items() if k not in (*NO_IDENTITY, "encoder", "floor", "encoders", "weights")}
+    config["images"] = {k: v for k, v in config["images"].items() if k != "path"}
+    call: dict[str, Any] = OmegaConf.to_container(cfg.images, resolve=True)  # type: ignore[assignment]
+    stamp = method(call.pop("_target_").rpartition(".")[0] + ".stamp", cfg.allow)(**call)
+    cells = [[p.role, p.name, p.spec, [[t.name, t.definition, r] for t, r in p.cells]] for p in plans]
+    return records.Run.of(
+        cfg.outputs, cfg.job.name, choices, {"config": config, "data": stamp, "encoders": cells, "protocol": PROTOCOL}
+    )
+
+
+def near(word: str, words: Any) -> str:
+    """A did-you-mean, or nothing."""
+    close = difflib.get_close_matches(str(word), [str(w) for w in words], 1)
+    return f" Did you mean {close[0]}?" if close else ""
