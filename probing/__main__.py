@@ -185,7 +185,7 @@ def _options() -> list[str]:
     top = [str(k) for k in OmegaConf.load(CONF / "config.yaml") if k not in ("defaults", "hydra")]
     groups = {p.name: p for p in CONF.iterdir() if p.is_dir() and p.name != "hydra"}
     inner = {
-        f"{g}.{k}"
+        f"{g}.{k!s}"
         for g, p in groups.items()
         for f in p.glob("*.yaml")
         for k in OmegaConf.load(f)

@@ -69,8 +69,10 @@ def cluster_interval(parts: np.ndarray, groups: np.ndarray, metric: Metric, seed
         return Estimate(value, low, high, len(parts), count, "Wilson over groups")
     wide = distributions.t.ppf(1 - tail, count - 1) / distributions.norm.ppf(1 - tail)
     low, high = value - wide * (value - low), value + wide * (high - value)
-    if metric in (accuracy, balanced_accuracy):
-        low, high = max(low, 0.0), min(high, 1.0)
+    if metric in (accuracy, balanced_accuracy, r2):
+        high = min(high, 1.0)
+    if metric in (accuracy, balanced_accuracy, mean_absolute_error):
+        low = max(low, 0.0)
     return Estimate(value, float(low), float(high), len(parts), count, "cluster bootstrap")
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,8 +19,10 @@ if TYPE_CHECKING:
     import torch
     from PIL.Image import Image
 
+log = logging.getLogger("probing")
 Step = tuple[str | int, ...]
 Layout = Literal["tokens", "grid", "vector"]
+ENCODER, TWIN, PIXELS = "encoder", "random weights", "pixels"  # the rows of a result that come from encoders
 READOUTS = ("native", "cls", "mean", "grid2", "grid4")
 
 
@@ -80,7 +83,10 @@ class Sample:
 
 @dataclass(frozen=True)
 class Task:
-    """A labelled set for one attribute. kind is "classes" (labels are names out of `classes`) or "number"."""
+    """A labelled set for one attribute. kind is "classes" (labels are names out of `classes`) or "number".
+
+    Samples are kept in the order of their ids and identical ones once, so neither order nor repeats change a result.
+    """
 
     name: str
     kind: Literal["classes", "number"]
@@ -91,10 +97,13 @@ class Task:
     def __post_init__(self) -> None:
         if not self.samples:
             raise ValueError(f"task {self.name}: no sample is left. Look at images.where and limit")
-        ids = [s.id for s in self.samples]
-        if len(set(ids)) < len(ids):
-            twice = sorted({i for i in ids if ids.count(i) > 1} if len(ids) < 5000 else _repeated(ids))
-            raise ValueError(f"task {self.name}: {len(twice)} ids occur more than once, first {twice[0]!r}. Ids must be unique")
+        by_id: dict[str, Sample] = {}
+        for s in self.samples:
+            if by_id.setdefault(s.id, s) != s:
+                raise ValueError(f"task {self.name}: two different samples have the id {s.id!r}. Ids must be unique")
+        if len(by_id) < len(self.samples):
+            log.warning(f"task {self.name}: {len(self.samples) - len(by_id)} repeated samples are used once")
+        object.__setattr__(self, "samples", tuple(by_id[i] for i in sorted(by_id)))
         if self.kind == "classes":
             self._check_classes()
         elif not all(isinstance(s.label, (int, float)) and np.isfinite(s.label) for s in self.samples):
@@ -129,11 +138,6 @@ class Task:
     def sources(self) -> np.ndarray:
         """[N] source image numbers."""
         return np.unique([s.source for s in self.samples], return_inverse=True)[1]
-
-
-def _repeated(ids: list[str]) -> set[str]:
-    seen: set[str] = set()
-    return {i for i in ids if i in seen or seen.add(i)}  # type: ignore[func-returns-value]
 
 
 @dataclass(frozen=True)
@@ -240,5 +244,6 @@ class ProbeResult:
     null: np.ndarray
     finding: str
     tags: tuple[str, ...]
-    sentence: str
+    reason: str  # why the finding is undetermined
+    sentence: str = ""
     notes: tuple[str, ...] = ()

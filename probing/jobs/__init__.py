@@ -14,8 +14,6 @@ from omegaconf import DictConfig
 
 from probing import records
 from probing.jobs.configure import (
-    ENCODER,
-    PIXELS,
     Plan,
     each_encoder,
     load_encoder,
@@ -31,7 +29,7 @@ from probing.jobs.configure import (
     workers_of,
 )
 from probing.jobs.show import about_run, cell_of, predictions_of, print_result, rows_of, table
-from probing.types import Task, View
+from probing.types import ENCODER, PIXELS, Task, View
 
 if TYPE_CHECKING:
     import numpy as np

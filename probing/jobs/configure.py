@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf
 
 from probing import records
-from probing.types import READOUTS, Sample, Tap, Task, digest
+from probing.types import ENCODER, PIXELS, READOUTS, TWIN, Sample, Tap, Task, digest
 
 if TYPE_CHECKING:
-    from probing.evaluate import Probe, Protocol
+    from probing.nested import Probe, Protocol
     from probing.store import Cell, Store
     from probing.types import Encoder
 
@@ -25,7 +25,6 @@ log = logging.getLogger("probing")
 PROTOCOL = 1  # raised when a change of ours changes numbers; results of two protocols are never mixed
 NO_IDENTITY = ("hydra", "device", "batch_size", "workers", "outputs", "store", "rerun", "allow")  # change no number
 SHOWN = ("display", "licence", "gated", "cite", "checked", "tap", "floor", "taps")  # of an encoder's YAML: no row depends on them
-ENCODER, TWIN, PIXELS = "encoder", "random weights", "pixels"  # rows of a result
 
 
 @dataclass
@@ -203,7 +202,7 @@ def spread(samples: Sequence[Sample], limit: int | None, seed: int) -> list[Samp
 
 
 def probe_of(cfg: DictConfig, task: Task) -> Probe:
-    from probing.evaluate import Probe
+    from probing.nested import Probe
 
     if cfg.probe.scaling not in ("none", "global", "feature"):
         raise ValueError(f"probe.scaling={cfg.probe.scaling}: type none, global or feature")
@@ -213,7 +212,7 @@ def probe_of(cfg: DictConfig, task: Task) -> Probe:
 
 def protocol_of(cfg: DictConfig, task: Task) -> Protocol:
     """The protocol, with fewer folds where limit= left fewer groups."""
-    from probing.evaluate import Protocol
+    from probing.nested import Protocol
 
     groups = len(set(task.groups))
     shrunk = cfg.limit is not None and groups < cfg.protocol.folds

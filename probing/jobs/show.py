@@ -14,8 +14,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from probing import records
-from probing.jobs.configure import ENCODER, PROTOCOL, TWIN, Plan
-from probing.types import ProbeResult, Task
+from probing.jobs.configure import PROTOCOL, Plan
+from probing.types import ENCODER, TWIN, ProbeResult, Task
 
 log = logging.getLogger("probing")
 
