@@ -19,14 +19,13 @@ from typing import Any
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
 
-from probing import jobs
+from probing import jobs, records
 from probing.files import write_json
-from probing.jobs.configure import near
+from probing.jobs.configure import CONF, near
 from probing.jobs.show import table
 
-PACKAGED = Path(__file__).parent / "conf"
-CONF = PACKAGED if PACKAGED.is_dir() else Path(__file__).parents[1] / "conf"
 SWEEP = "PROBING_SWEEP"  # environment: the folder that the jobs of this launch report to
 log = logging.getLogger("probing")
 
@@ -58,9 +57,11 @@ def _job(cfg: DictConfig) -> None:
             "state": "failed",
             "says": "interrupted. What was computed is kept; the same command goes on from there",
         }
+    except OmegaConfBaseException as error:
+        outcome = {**shown, "state": "failed", "says": _help(error)}
     except Exception as error:
         if not isinstance(error, (ValueError, OSError)):
-            logging.getLogger("probing").exception("this is a fault of the program, or of a library:")
+            log.exception("this is a fault of the program, or of a library:")
         outcome = {**shown, "state": "failed", "says": _explain(error)}
     number = found.job.num if found.mode and found.mode.name == "MULTIRUN" else 0
     write_json(Path(os.environ[SWEEP]) / f"{number}.json", outcome)
@@ -98,8 +99,9 @@ def _close(folder: Path) -> int:
         folder.rmdir()
     failed = [f for f in found if f["state"] == "failed"]
     if len(found) == 1:
-        return _fail(found[0]["says"]) if failed else 0
+        return _fail(found[0]["says"], 1) if failed else 0
     if found:
+        records.write_results(str(folder.parents[1]))
         keys = ("job", "encoder", "task", "images", "state", "seconds", "says")
         log.info("\n" + table([{k: _short(f[k]) for k in keys} for f in found]))
         states = [f["state"] for f in found]
@@ -115,9 +117,9 @@ def _short(value: Any) -> str:
     return text if len(text := str(value)) <= 110 else text[:109] + "…"
 
 
-def _fail(sentence: str) -> int:
+def _fail(sentence: str, code: int = 2) -> int:
     print(sentence, file=sys.stderr)
-    return 2
+    return code
 
 
 def _speak() -> None:
@@ -168,10 +170,9 @@ def _help(error: Exception) -> str:
         )
     if match := re.search(r"Could not override '([\w.@/]+)'|Key '([\w.]+)' is not in struct", text):
         key = match.group(1) or match.group(2)
-        return f"{key}: there is no such option.{near(key, _options())} All options: python probe.py --help"
+        return f"{key}: there is no such option.{near(key, _options())} All options: python probe.py --help. An argument that a YAML leaves out is added by +{key}=VALUE"
     if "Missing mandatory value" in text or type(error).__name__ == "MissingMandatoryValue":
-        found = re.search(r"(?:full_key|value): (\S+)", text)
-        key = str(found.group(1)) if found else "an option"
+        key = getattr(error, "full_key", None) or "an option"
         return f"{key} has no value. Type {key}=VALUE"
     if type(error).__name__ == "OverrideParseException":
         key, _, value = str(getattr(error, "override", "")).partition("=")

@@ -26,7 +26,7 @@ def evaluate(
 
     cells: (tap, readout) -> row name -> values [N,D]: the encoder itself, and the encoders that are its floors.
     """
-    _check_groups(task, protocol)
+    check(task, protocol)
     labels, seed = task.labels, int(digest([s.id for s in task.samples], task.labels.tolist())[:8], 16)
     exchanged, level, bits = stats.exchange(labels, task.sources, task.groups, protocol.permutations + 2, seed)
     shared: dict[str, Nested] = {}  # floors that do not depend on the cell
@@ -79,7 +79,8 @@ def _majority(task: Task) -> Probe:
     return Probe(DummyRegressor() if task.kind == "number" else DummyClassifier(strategy="prior"), {}, "none")
 
 
-def _check_groups(task: Task, protocol: Protocol) -> None:
+def check(task: Task, protocol: Protocol) -> None:
+    """Raise ValueError for a task that can not be probed: a class in one group alone, fewer groups than folds."""
     if task.kind == "classes":
         for i, name in enumerate(task.classes):
             inside = task.labels == i

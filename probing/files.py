@@ -27,4 +27,4 @@ def whole(path: Path) -> Iterator[Path]:
 
 def write_json(path: Path, value: Any) -> None:
     with whole(path) as temporary:
-        temporary.write_text(json.dumps(value, indent=1, sort_keys=True))
+        temporary.write_text(json.dumps(value, indent=1))

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from probing import jobs, records
+from probing.jobs.configure import compose
 from probing.types import Encoder
 
 if TYPE_CHECKING:
     import numpy as np
     import pandas
-    from omegaconf import DictConfig
 
 
 def embeddings(
@@ -25,7 +25,7 @@ def embeddings(
     >>> ids, values = probing.embeddings("efficientnet_lite0", "position_axial", tap="stage.3")  # doctest: +SKIP
     """
     typed = [f"{k}={v}" for k, v in (("encoder", encoder), ("data", data), ("tap", tap), ("readout", readout)) if v is not None]
-    return jobs.embeddings(_compose([*typed, "floors=false", *overrides]))
+    return jobs.embeddings(compose([*typed, "floors=false", *overrides]))
 
 
 def load(encoder: str, overrides: Sequence[str] = ()) -> Encoder:
@@ -34,18 +34,9 @@ def load(encoder: str, overrides: Sequence[str] = ()) -> Encoder:
     >>> encoder = probing.load("efficientnet_lite0")  # doctest: +SKIP
     >>> encoder.module(encoder.preprocess(picture)[None])  # doctest: +SKIP
     """
-    return jobs.load(_compose([f"encoder={encoder}", *overrides]))
+    return jobs.load(compose([f"encoder={encoder}", *overrides]))
 
 
 def results(folder: str | Path = "outputs") -> pandas.DataFrame:
     """One tidy row per estimate of every finished run under `folder`."""
     return records.results(folder)
-
-
-def _compose(overrides: list[str]) -> DictConfig:
-    from hydra import compose, initialize_config_dir
-
-    from probing.__main__ import CONF
-
-    with initialize_config_dir(str(CONF.resolve()), version_base="1.3"):
-        return compose("config", overrides)

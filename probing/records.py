@@ -33,7 +33,7 @@ class Run:
     @classmethod
     def of(cls, outputs: str, job: str, choices: Sequence[str], identity: Mapping[str, Any]) -> Run:
         mark = digest(identity)
-        return cls(Path(outputs) / job / f"{'-'.join(choices)}-{mark[:8]}", mark)
+        return cls(Path(outputs) / job / f"{'-'.join(map(str, choices))}-{mark[:8]}", mark)
 
     def finished(self) -> dict[str, Any] | None:
         """The stored result, if this very run has one."""

@@ -72,3 +72,24 @@ def shell(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
         return subprocess.run(command, cwd=cwd or tmp_path, capture_output=True, text=True, timeout=300)
 
     return call
+
+
+@pytest.fixture
+def cli(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    """cli("task=flip", ...) -> (exit code, stdout, stderr) of the command line, in this process, standing in tmp_path."""
+    import logging
+
+    from probing import __main__
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["probe.py", "--config-dir", str(CONF), *arguments])
+        logging.getLogger("probing").handlers.clear()  # each call speaks to the stdout of its own test
+        with pytest.raises(SystemExit) as end:
+            __main__.main()
+        out, err = capsys.readouterr()
+        return int(end.value.code or 0), out, err
+
+    return call

@@ -74,6 +74,7 @@ def _probe(
 
     started = time.monotonic()
     task = task_of(cfg)
+    evaluate.check(task, protocol_of(cfg, task))  # before the long work, not after it
     keys, skipped = _embed(cfg, plans, [v for s in task.samples for v in s.views])
     task = _without(task, skipped)
     protocol = protocol_of(cfg, task)

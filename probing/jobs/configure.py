@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from probing.types import Encoder
 
 log = logging.getLogger("probing")
+PACKAGED = Path(__file__).parents[1] / "conf"
+CONF = PACKAGED if PACKAGED.is_dir() else Path(__file__).parents[2] / "conf"  # in a wheel, else in a checkout
 PROTOCOL = 1  # raised when a change of ours changes numbers; results of two protocols are never mixed
 NO_IDENTITY = ("hydra", "device", "batch_size", "workers", "outputs", "store", "rerun", "allow")  # change no number
 SHOWN = ("display", "licence", "gated", "cite", "checked", "tap", "floor", "taps")  # of an encoder's YAML: no row depends on them
@@ -141,12 +143,20 @@ def load_encoder(cfg: DictConfig, plan: Plan) -> Encoder:
     return loader(**{**call, "name": plan.name, "taps": tuple(expand(plan.settings["taps"]))})
 
 
+def compose(overrides: Sequence[str]) -> DictConfig:
+    """The config that a command line with these overrides has, outside of one."""
+    import hydra
+
+    with hydra.initialize_config_dir(str(CONF.resolve()), version_base="1.3"):
+        return hydra.compose("config", list(overrides))
+
+
 def each_encoder(cfg: DictConfig, command: str) -> list[DictConfig]:
     """The config of this run, once per name in encoders=."""
-    from hydra import compose
+    import hydra
 
     kept = [o for o in shlex.split(command)[2:] if not o.startswith(("-", "encoder=", "encoders=", "hydra"))]
-    return [compose("config", [*kept, f"encoder={name}"]) for name in cfg.encoders]
+    return [hydra.compose("config", [*kept, f"encoder={name}"]) for name in cfg.encoders]
 
 
 def options_of(name: str) -> dict[str, dict[str, Any]]:
@@ -166,11 +176,11 @@ def task_of(cfg: DictConfig) -> Task:
     return _call(cfg.task, cfg.allow, spread(keep(samples, cfg.images.where), cfg.limit, cfg.seed))
 
 
-def keep(samples: Sequence[Sample], where: Mapping[str, Any]) -> list[Sample]:
+def keep(samples: Sequence[Sample], where: Mapping[str, Any] | None) -> list[Sample]:
     """The samples whose columns have these values: {plane: axial, volume: [symmetric, asymmetric]}."""
     columns = sorted({c for s in samples for c in s.meta})
     kept = list(samples)
-    for column, value in where.items():
+    for column, value in (where or {}).items():
         if column not in columns:
             raise ValueError(f"images.where: there is no column {column}.{near(column, columns)} There are: {', '.join(columns)}")
         values = {str(v) for v in (value if isinstance(value, Sequence) and not isinstance(value, str) else [value])}
@@ -222,7 +232,7 @@ def protocol_of(cfg: DictConfig, task: Task) -> Protocol:
 
 def _call(spec: DictConfig, allow: Sequence[str], *args: Any, drop: Sequence[str] = ()) -> Any:
     """Call the function that `_target_` names with the rest of the YAML."""
-    call: dict[str, Any] = OmegaConf.to_container(spec, resolve=True)  # type: ignore[assignment]
+    call: dict[str, Any] = OmegaConf.to_container(spec, resolve=True, throw_on_missing=True)  # type: ignore[assignment]
     return method(call.pop("_target_"), allow)(*args, **{k: v for k, v in call.items() if k not in drop})
 
 
@@ -257,7 +267,7 @@ def run_of(cfg: DictConfig, plans: Sequence[Plan], choices: Sequence[str]) -> re
     config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
     config = {k: v for k, v in config.items() if k not in (*NO_IDENTITY, "encoder", "floor", "encoders", "weights")}
     config["images"] = {k: v for k, v in config["images"].items() if k != "path"}
-    call: dict[str, Any] = OmegaConf.to_container(cfg.images, resolve=True)  # type: ignore[assignment]
+    call: dict[str, Any] = OmegaConf.to_container(cfg.images, resolve=True, throw_on_missing=True)  # type: ignore[assignment]
     stamp = method(call.pop("_target_").rpartition(".")[0] + ".stamp", cfg.allow)(**call)
     cells = [[p.role, p.name, p.spec, [[t.name, t.definition, r] for t, r in p.cells]] for p in plans]
     return records.Run.of(

@@ -14,11 +14,11 @@ def timed(call: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def rounds(calls: Mapping[str, Callable[[], float]], count: int) -> dict[str, list[float]]:
-    """`count` rounds of all calls, every other round backwards. Name -> what its call returned in each round."""
+def rounds(calls: Mapping[str, Callable[[], float]], count: int, first: int = 0) -> dict[str, list[float]]:
+    """`count` rounds of all calls, every odd round backwards. Name -> what its call returned in each round."""
     found: dict[str, list[float]] = {name: [] for name in calls}
-    for i in range(count):
-        for name in list(calls) if i % 2 == 0 else reversed(calls):
+    for i in range(first, first + count):
+        for name in list(calls) if i % 2 == 0 else reversed(list(calls)):
             found[name].append(calls[name]())
     return found
 
