@@ -10,13 +10,13 @@ import json
 import logging
 import os
 import re
-import shlex
 import sys
 import uuid
 from pathlib import Path
 from typing import Any
 
 import hydra
+from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
@@ -35,12 +35,9 @@ def _job(cfg: DictConfig) -> None:
     """One job of a launch. What went wrong is written down, not raised: the other jobs of a sweep go on."""
     _speak()
     found, choices = HydraConfig.get(), HydraConfig.get().runtime.choices
-    typed = [
-        *found.overrides.task,
-        *(f"{k}=" for k in ("encoder", "task", "images") if choices.get("data") not in (None, "null") and k != "encoder"),
-    ]
+    card = ["task=", "images="] if choices.get("data") not in (None, "null") else []  # a data card chooses these
+    typed = [*found.overrides.task, *card]
     defaults = [k for k in ("encoder", "task", "images", "protocol") if not any(t.startswith(f"{k}=") for t in typed)]
-    command = shlex.join(["python", "probe.py", *found.overrides.task])
     shown = {
         "job": cfg.job.name,
         "encoder": choices.get("encoder"),
@@ -50,7 +47,7 @@ def _job(cfg: DictConfig) -> None:
         "seconds": 0.0,
     }
     try:
-        outcome = {**shown, **jobs.run(cfg, command, defaults)}
+        outcome = {**shown, **jobs.run(cfg, jobs.Launch(tuple(found.overrides.task), tuple(defaults), _config_dir(found)))}
     except KeyboardInterrupt:
         outcome = {
             **shown,
@@ -88,6 +85,12 @@ def main() -> None:
             raise
         sys.exit(_fail(_help(error)))
     sys.exit(_close(folder))
+
+
+def _config_dir(found: HydraConf) -> str | None:
+    """--config-dir as typed, so that a command can be copied; ./conf needs no typing."""
+    path = next((s.path for s in found.runtime.config_sources if s.provider == "command-line"), None)
+    return None if path is None or Path(path) == Path("conf").resolve() else path
 
 
 def _close(folder: Path) -> int:

@@ -1,6 +1,7 @@
 """Results to and from `outputs/`: arrays first, result.json last. What says "done" is result.json itself.
 
-outputs/<job>/<choices>-<8 hex>/   result.json  predictions.csv  arrays.npz   (status.json while it runs or when it failed)
+outputs/<job>/<choices>-<8 hex>/   result.json  predictions.csv  arrays.npz
+    status.json while it runs or when it failed; roots.local.json: paths of this machine, not to be passed on
 """
 
 from __future__ import annotations
@@ -45,8 +46,10 @@ class Run:
             raise ValueError(f"{self.folder} holds another run with the same first eight hex digits. Move it away")
         return result
 
-    def begin(self) -> None:
-        """Say that this process is at it, for job=status. Nothing depends on it."""
+    def begin(self, roots: Mapping[str, str]) -> None:
+        """Say that this process is at it, for job=status, and which paths of this machine the names of roots stand
+        for. Nothing depends on either."""
+        write_json(self.folder / "roots.local.json", roots)
         where = {"host": socket.gethostname(), "pid": os.getpid(), "slurm": os.environ.get("SLURM_JOB_ID"), "time": time.time()}
         write_json(self.folder / "status.json", {"state": "running", **where})
 

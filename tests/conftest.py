@@ -58,7 +58,7 @@ def run(tmp_path: Path) -> Callable[..., dict[str, Any]]:
         where = [f"outputs={outputs or tmp_path / 'outputs'}", f"hydra.searchpath=[file://{CONF}]"]
         with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
             cfg = compose("config", [*overrides, *where])
-            return jobs.run(cfg, " ".join(["python", "probe.py", *overrides]), [])
+            return jobs.run(cfg, jobs.Launch(overrides))
 
     return call
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ from probing.jobs.configure import (
     task_of,
     workers_of,
 )
-from probing.jobs.show import about_run, cell_of, predictions_of, print_result, rows_of, table
+from probing.jobs.show import about_run, cell_of, predictions_of, print_result, roots_of, rows_of, table
 from probing.types import ENCODER, PIXELS, Task, View
 
 if TYPE_CHECKING:
@@ -40,15 +41,30 @@ if TYPE_CHECKING:
 log = logging.getLogger("probing")
 
 
-def run(cfg: DictConfig, command: str, defaults: Sequence[str]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Launch:
+    """What was typed: the overrides, the config groups that were left to their defaults, and --config-dir."""
+
+    overrides: tuple[str, ...]
+    defaults: tuple[str, ...] = ()
+    config_dir: str | None = None
+
+    @property
+    def command(self) -> str:
+        return shlex.join(
+            ["python", "probe.py", *(["--config-dir", self.config_dir] if self.config_dir else []), *self.overrides]
+        )
+
+
+def run(cfg: DictConfig, launch: Launch) -> dict[str, Any]:
     """Call the recipe that `job` names. Returns what the closing table shows."""
     recipe = method(cfg.job._target_, cfg.allow)
     started = time.monotonic()
-    outcome = recipe(cfg, command, defaults)
+    outcome = recipe(cfg, launch)
     return {"job": cfg.job.name, "seconds": round(time.monotonic() - started, 1), **outcome}
 
 
-def probe(cfg: DictConfig, command: str, defaults: Sequence[str]) -> dict[str, Any]:
+def probe(cfg: DictConfig, launch: Launch) -> dict[str, Any]:
     """Embed what is missing, probe every cell under the protocol, write and print the result."""
     if cfg.shards != 1:
         raise ValueError("shards= belongs to job=embed: a probe needs every sample. Type job=embed, then job=probe without it")
@@ -56,18 +72,16 @@ def probe(cfg: DictConfig, command: str, defaults: Sequence[str]) -> dict[str, A
     this = run_of(cfg, plans, [name_of(cfg), cfg.task.name, cfg.images.name])
     shown = {"encoder": name_of(cfg), "task": cfg.task.name, "images": cfg.images.name, "folder": str(this.folder)}
     if (result := this.finished()) and not cfg.rerun:
-        print_result(result, this, command, already=True)
+        print_result(result, this, launch.command, already=True)
         return {**shown, "state": "already done", "says": result["summary"]}
-    with _under_way(this):
-        result, arrays, tables = _probe(cfg, plans, command, defaults)
+    with _under_way(this, roots_of(cfg, launch)):
+        result, arrays, tables = _probe(cfg, plans, launch)
     this.save(result, arrays, tables)
-    print_result(result, this, command, already=False)
+    print_result(result, this, launch.command, already=False)
     return {**shown, "state": "done", "says": result["summary"]}
 
 
-def _probe(
-    cfg: DictConfig, plans: Sequence[Plan], command: str, defaults: Sequence[str]
-) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+def _probe(cfg: DictConfig, plans: Sequence[Plan], launch: Launch) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     from tqdm import tqdm
 
     from probing import evaluate
@@ -86,7 +100,7 @@ def _probe(
                 cells.setdefault(cell, {})[plan.role] = values
     with tqdm(total=evaluate.evaluations(cells, protocol), desc="probe", unit="fold", mininterval=0.5) as bar:
         found = evaluate.evaluate(task, cells, probe_of(cfg, task), protocol, bar.update)
-    about = about_run(cfg, task, plans, skipped, command, defaults, time.monotonic() - started)
+    about = about_run(cfg, task, plans, skipped, launch, time.monotonic() - started)
     result = {
         **about,
         "summary": " ".join(r.sentence for r in found),
@@ -97,11 +111,11 @@ def _probe(
     return result, arrays, {"predictions": predictions_of(task, found)}
 
 
-def embed(cfg: DictConfig, command: str, defaults: Sequence[str]) -> dict[str, Any]:
+def embed(cfg: DictConfig, launch: Launch) -> dict[str, Any]:
     """The GPU part alone: the task's views through one or several encoders and their floors."""
     if not 0 <= cfg.shard < cfg.shards:
         raise ValueError(f"shard={cfg.shard} of shards={cfg.shards}: type shard=0 to shard={cfg.shards - 1}")
-    configs = each_encoder(cfg, command) if cfg.encoders else [cfg]
+    configs = each_encoder(cfg, launch.overrides) if cfg.encoders else [cfg]
     plans = list({(p.name, p.spec): p for c in configs for p in plans_of(c)}.values())
     names = [p.name for p in plans if p.role == ENCODER]
     this = run_of(cfg, plans, ["+".join(names) if len(names) < 4 else f"{len(names)}encoders", cfg.task.name, cfg.images.name])
@@ -109,19 +123,19 @@ def embed(cfg: DictConfig, command: str, defaults: Sequence[str]) -> dict[str, A
     if (result := this.finished()) and not cfg.rerun and all((Path(cfg.store) / s).exists() for s in result["stores"]):
         log.info(f"already done: {result['summary']}")
         return {**shown, "state": "already done", "says": result["summary"]}
-    with _under_way(this):
+    with _under_way(this, roots_of(cfg, launch)):
         task = task_of(cfg)
         views = sorted((v for s in task.samples for v in s.views), key=lambda v: (v.name, v.frame or ("", 0)))
         share = views[len(views) * cfg.shard // cfg.shards : len(views) * (cfg.shard + 1) // cfg.shards]
         keys, skipped = _embed(cfg, plans, share)
     stores = sorted(p.store.folder.name for p in plans if p.store)
     summary = f"{len(keys):,} views in {', '.join(stores)}" + (f"; {len(skipped)} files could not be read" if skipped else "")
-    this.save({**about_run(cfg, task, plans, skipped, command, defaults, 0.0), "summary": summary, "stores": stores}, {}, {})
+    this.save({**about_run(cfg, task, plans, skipped, launch, 0.0), "summary": summary, "stores": stores}, {}, {})
     log.info(summary)
     return {**shown, "state": "done", "says": summary}
 
 
-def encoders(cfg: DictConfig, command: str, defaults: Sequence[str]) -> dict[str, Any]:
+def encoders(cfg: DictConfig, launch: Launch) -> dict[str, Any]:
     """Print the table of the encoders there are."""
     from probing import weights
 
@@ -152,7 +166,7 @@ def encoders(cfg: DictConfig, command: str, defaults: Sequence[str]) -> dict[str
     return {"state": "done", "says": f"{len(rows)} encoders"}
 
 
-def status(cfg: DictConfig, command: str, defaults: Sequence[str]) -> dict[str, Any]:
+def status(cfg: DictConfig, launch: Launch) -> dict[str, Any]:
     """Print what has run under outputs=, and write results.csv."""
     rows = records.status(cfg.outputs)
     if not rows:
@@ -225,9 +239,9 @@ def _values(plan: Plan, task: Task, keys: Mapping[View, str], cell: Cell) -> np.
 
 
 @contextmanager
-def _under_way(this: records.Run) -> Iterator[None]:
+def _under_way(this: records.Run, roots: Mapping[str, str]) -> Iterator[None]:
     """Say in the run folder that this process is at it, and why it ended if it ends badly."""
-    this.begin()
+    this.begin(roots)
     try:
         yield
     except BaseException as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import logging
 import os
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,11 +150,11 @@ def compose(overrides: Sequence[str]) -> DictConfig:
         return hydra.compose("config", list(overrides))
 
 
-def each_encoder(cfg: DictConfig, command: str) -> list[DictConfig]:
+def each_encoder(cfg: DictConfig, overrides: Sequence[str]) -> list[DictConfig]:
     """The config of this run, once per name in encoders=."""
     import hydra
 
-    kept = [o for o in shlex.split(command)[2:] if not o.startswith(("-", "encoder=", "encoders=", "hydra"))]
+    kept = [o for o in overrides if not o.startswith(("encoder=", "encoders="))]
     return [hydra.compose("config", [*kept, f"encoder={name}"]) for name in cfg.encoders]
 
 

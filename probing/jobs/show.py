@@ -9,13 +9,16 @@ import platform
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from probing import records
 from probing.jobs.configure import PROTOCOL, Plan
 from probing.types import ENCODER, TWIN, ProbeResult, Task
+
+if TYPE_CHECKING:
+    from probing.jobs import Launch
 
 log = logging.getLogger("probing")
 
@@ -25,22 +28,19 @@ def about_run(
     task: Task,
     plans: Sequence[Plan],
     skipped: Mapping[str, str],
-    command: str,
-    defaults: Sequence[str],
+    launch: Launch,
     seconds: float,
 ) -> dict[str, Any]:
     """What every result.json says of itself. Roots are written by name, never as paths."""
     config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
     config = {k: v for k, v in config.items() if k not in ("hydra", "outputs", "store")}
-    secret = {
-        str(v): f"<{k}>" for k, v in (("images.path", cfg.images.get("path")), ("weights", cfg.weights)) if v and os.sep in str(v)
-    }
+    secret = {path: f"<root:{name}>" for name, path in roots_of(cfg, launch).items()}
     packages = ("torch", "timm", "scikit-learn", "numpy", "pillow", "h5py", "hydra-core", "vision-probing")
-    text = _replace([config, command], secret)
+    text = _replace([config, launch.command], secret)
     return {
         "config": text[0],
         "command": text[1],
-        "defaults": list(defaults),
+        "defaults": list(launch.defaults),
         "task": {"name": task.name, "kind": task.kind, "classes": list(task.classes), "unit": task.unit},
         "samples": len(task.samples),
         "images": len({s.source for s in task.samples}),
@@ -59,6 +59,19 @@ def about_run(
         "protocol": PROTOCOL,
         "wall_seconds": round(seconds, 1),
     }
+
+
+def roots_of(cfg: DictConfig, launch: Launch) -> dict[str, str]:
+    """The folders and files of this machine that a run was pointed to, by name; the longest path first."""
+    named = {
+        "images": cfg.images.get("path"),
+        "weights": cfg.weights,
+        "store": cfg.store,
+        "outputs": cfg.outputs,
+        "config-dir": launch.config_dir,
+    }
+    paths = {name: str(path) for name, path in named.items() if path and os.sep in str(path)}
+    return dict(sorted(paths.items(), key=lambda item: -len(item[1])))
 
 
 def _replace(value: Any, secret: Mapping[str, str]) -> Any:
