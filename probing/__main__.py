@@ -59,7 +59,7 @@ def _job(cfg: DictConfig) -> None:
     except Exception as error:
         if not isinstance(error, (ValueError, OSError)):
             log.exception("this is a fault of the program, or of a library:")
-        outcome = {**shown, "state": "failed", "says": _explain(error)}
+        outcome = {**shown, "state": "failed", "says": _explain(error, cfg)}
     number = found.job.num if found.mode and found.mode.name == "MULTIRUN" else 0
     write_json(Path(os.environ[SWEEP]) / f"{number}.json", outcome)
     if "interrupted" in outcome["says"]:
@@ -101,10 +101,11 @@ def _close(folder: Path) -> int:
     if folder.exists():
         folder.rmdir()
     failed = [f for f in found if f["state"] == "failed"]
+    if any(f["state"] == "done" and f["job"] == "probe" for f in found):
+        records.write_results(str(folder.parents[1]))
     if len(found) == 1:
         return _fail(found[0]["says"], 1) if failed else 0
     if found:
-        records.write_results(str(folder.parents[1]))
         keys = ("job", "encoder", "task", "images", "state", "seconds", "says")
         log.info("\n" + table([{k: _short(f[k]) for k in keys} for f in found]))
         states = [f["state"] for f in found]
@@ -135,9 +136,11 @@ def _speak() -> None:
         log.addHandler(handler)
 
 
-def _explain(error: Exception) -> str:
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        return f"no space left on the disk of {error.filename or 'outputs= or store='}. What was computed before is kept: free some, or type store=/another/disk, and launch again"
+def _explain(error: Exception, cfg: DictConfig) -> str:
+    full = isinstance(error, OSError) and (error.errno == errno.ENOSPC or "No space left" in str(error))
+    if full:
+        where = f"outputs={cfg.outputs} or store={cfg.store}"
+        return f"no space left on the disk of {where}. What was computed before is kept: free some, or type store=/another/disk, and launch again"
     return str(error) or type(error).__name__
 
 

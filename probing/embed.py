@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import difflib
 import logging
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,15 @@ class _Pictures(Dataset[Any]):
         return i, [prepare(opened) for prepare in self.preprocess.values()], None
 
 
+def _collate(
+    items: list[tuple[int, list[torch.Tensor], str | None]],
+) -> tuple[list[int], list[torch.Tensor], list[tuple[int, str]]]:
+    """Numbers of the pictures that could be read, one batch [B,C,H,W] per image policy, and the others with reasons."""
+    good = [(i, tensors) for i, tensors, reason in items if reason is None]
+    batches = [torch.stack(same) for same in zip(*(tensors for _, tensors in good), strict=True)]
+    return [i for i, _ in good], batches, [(i, reason) for i, _, reason in items if reason is not None]
+
+
 def device_of(choice: str) -> torch.device:
     """device=auto is CUDA where there is one, else the CPU."""
     if choice == "auto":
@@ -79,24 +89,23 @@ def embed(requests: Sequence[Request], views: Mapping[str, View], device: str, w
         _Pictures([views[k] for k in todo], preprocess),
         batch_size=writers[0].batch,
         num_workers=workers,
-        collate_fn=list,
+        collate_fn=_collate,
         pin_memory=where.type == "cuda",
     )
     failed: dict[str, str] = {}
     log.info(f"embedding {len(todo):,} views x {len(writers)} encoders ({', '.join(w.encoder.name for w in writers)}) on {where}")
-    try:
-        with tqdm(total=len(todo), unit="view", desc="embed", mininterval=0.5) as bar:
-            for batch in loader:
-                failed.update({todo[i]: reason for i, _, reason in batch if reason})
-                good = [(todo[i], tensors) for i, tensors, reason in batch if not reason]
-                for writer in writers:
-                    at = list(preprocess).index(writer.encoder.policy)
-                    writer.add([(k, tensors[at]) for k, tensors in good if k in writer.keys])
-                bar.update(len(batch))
-    finally:
+    with ExitStack() as stack, tqdm(total=len(todo), unit="view", desc="embed", mininterval=0.5) as bar:
         for writer in writers:
-            writer.flush()
-            writer.encoder.module.cpu()
+            stack.callback(writer.close)  # also on Ctrl-C, and for each writer whatever happens to another
+        started = time.monotonic()
+        for number, (good, pictures, bad) in enumerate(loader):
+            failed.update({todo[i]: reason for i, reason in bad})
+            for writer in writers if good else ():
+                writer.add([todo[i] for i in good], pictures[list(preprocess).index(writer.encoder.policy)])
+            bar.update(len(good) + len(bad))
+            minutes = (time.monotonic() - started) / bar.n * (len(todo) - bar.n) / 60
+            if number == 0 and minutes > 1:
+                bar.write(f"about {minutes:.0f} min to go on {where}; limit=64 would look at 64 images alone", file=sys.stdout)
     return failed
 
 
@@ -109,30 +118,40 @@ class _Writer:
         self.batch: int = self.store.card()["batch_size"]
         self.store.sweep()
         self.encoder.module.to(where).to(memory_format=torch.channels_last)  # twice as fast for convolutions on a CPU
-        self.waiting: list[tuple[str, torch.Tensor]] = []
+        self.waiting: list[str] = []
+        self.pictures: torch.Tensor | None = None  # of the keys that wait for a full batch
         self.rows: list[tuple[list[str], dict[Cell, np.ndarray]]] = []
         self.since = time.monotonic()
 
-    def add(self, items: list[tuple[str, torch.Tensor]]) -> None:
-        self.waiting += items
+    def add(self, keys: list[str], pictures: torch.Tensor) -> None:
+        """Take the pictures [B,C,H,W] of those keys that the store lacks."""
+        wanted = [i for i, k in enumerate(keys) if k in self.keys]
+        if len(wanted) < len(keys):
+            keys, pictures = [keys[i] for i in wanted], pictures[wanted]
+        self.pictures = pictures if self.pictures is None else torch.cat([self.pictures, pictures])
+        self.waiting += keys
         while len(self.waiting) >= self.batch:
-            self._run(self.waiting[: self.batch])
-            del self.waiting[: self.batch]
+            self._run(self.batch)
         if sum(len(k) for k, _ in self.rows) >= PART_ROWS or (self.rows and time.monotonic() - self.since > PART_SECONDS):
             self._write()
 
-    def flush(self) -> None:
+    def close(self) -> None:
+        """Run what waits for a full batch and write what is not written yet."""
         while self.waiting:
-            self._run(self.waiting[: self.batch])
-            del self.waiting[: self.batch]
+            self._run(self.batch)
         if self.rows:
             self._write()
+        self.encoder.module.cpu()
 
-    def _run(self, items: list[tuple[str, torch.Tensor]]) -> None:
-        tensors = [t for _, t in items]
+    def _run(self, count: int) -> None:
+        """Embed the first `count` waiting pictures, in smaller batches if memory runs out."""
+        assert self.pictures is not None
+        keys, pictures = self.waiting[:count], self.pictures[:count]
+        self.waiting = self.waiting[count:]
+        self.pictures = self.pictures[count:] if self.waiting else None
         while True:
             try:
-                found = [forward(self.encoder, part, self.cells, self.where, self.batch) for part in _pieces(tensors, self.batch)]
+                found = [forward(self.encoder, part, self.cells, self.where, self.batch) for part in pictures.split(self.batch)]
                 break
             except RuntimeError as error:
                 if not _out_of_memory(error) or self.batch == 1:
@@ -142,17 +161,13 @@ class _Writer:
                 self.store.write_card({**self.store.card(), "batch_size": self.batch})
                 if self.where.type == "cuda":
                     torch.cuda.empty_cache()
-        self.rows.append(([k for k, _ in items], {c: np.concatenate([f[c] for f in found]) for c in self.cells}))
+        self.rows.append((keys, {c: np.concatenate([f[c] for f in found]) for c in self.cells}))
 
     def _write(self) -> None:
         keys = [k for part, _ in self.rows for k in part]
         self.store.write(keys, {c: np.concatenate([values[c] for _, values in self.rows]) for c in self.cells})
         self.rows.clear()
         self.since = time.monotonic()
-
-
-def _pieces(tensors: list[torch.Tensor], size: int) -> list[list[torch.Tensor]]:
-    return [tensors[i : i + size] for i in range(0, len(tensors), size)]
 
 
 def _out_of_memory(error: RuntimeError) -> bool:
@@ -185,15 +200,17 @@ def hooks(encoder: Encoder, taps: Sequence[Tap]) -> Iterator[dict[str, torch.Ten
 
 
 def forward(
-    encoder: Encoder, tensors: Sequence[torch.Tensor], cells: Sequence[Cell], where: torch.device, batch_size: int
+    encoder: Encoder, pictures: torch.Tensor, cells: Sequence[Cell], where: torch.device, batch_size: int
 ) -> dict[Cell, np.ndarray]:
-    """Preprocessed pictures -> cell -> [B,D] float32, in one pass padded to `batch_size`."""
-    padded = list(tensors) + [tensors[-1]] * (batch_size - len(tensors))
-    batch = torch.stack(padded).to(where, memory_format=torch.channels_last, non_blocking=True)
+    """Preprocessed pictures [B,C,H,W] -> cell -> [B,D] float32, in one pass padded to `batch_size`."""
+    count = len(pictures)
+    if count < batch_size:
+        pictures = torch.cat([pictures, pictures[-1:].expand(batch_size - count, *pictures.shape[1:])])
+    batch = pictures.to(where, memory_format=torch.channels_last, non_blocking=True)
     with hooks(encoder, list(dict.fromkeys(tap for tap, _ in cells))) as found, torch.inference_mode():
         encoder.module(batch)
         out = {(tap, readout): readouts.read(readouts.tokens(tap, found[tap.name]), readout) for tap, readout in cells}
-        return {cell: values[: len(tensors)].float().cpu().numpy() for cell, values in out.items()}
+        return {cell: values[:count].float().cpu().numpy() for cell, values in out.items()}
 
 
 def settle(root: Path, encoder: Encoder, spec: str, device: str, batch_size: int) -> Store:
@@ -205,7 +222,7 @@ def settle(root: Path, encoder: Encoder, spec: str, device: str, batch_size: int
     cells = [(tap, "native" if tap.layout == "vector" else "mean") for tap in encoder.taps]
     where = device_of(device)
     encoder.module.to(where).to(memory_format=torch.channels_last)
-    rows = forward(encoder, [encoder.preprocess(p) for p in _canaries()], cells, where, 8)
+    rows = forward(encoder, torch.stack([encoder.preprocess(p) for p in _canaries()]), cells, where, 8)
     fresh = Store(root / f"{encoder.name}-{encoder.fingerprint}")
     for folder in sorted(root.glob(f"{encoder.name}-{encoder.fingerprint}*")):
         store = Store(folder)

@@ -144,9 +144,7 @@ def test_shared_file_names(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> 
     assert not any(".DS_Store" in i for i in found)
 
 
-def test_a_linked_folder_that_leads_back_is_not_walked_round_and_round(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_linked_folder_that_leads_back_is_not_walked_round_and_round(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     root = tree(tmp_path / "root", "a/one.png", "a/two.png")
     (root / "a" / "up").symlink_to(root, target_is_directory=True)
     (root / "b").symlink_to("a", target_is_directory=True)

@@ -51,7 +51,9 @@ def test_the_order_of_the_images_changes_nothing(samples: list[Sample]) -> None:
 
 
 @pytest.mark.parametrize("size", [(60, 72), (72, 60), (61, 72), (64, 64)])
-def test_the_copies_are_turned_as_they_are_labelled_and_nothing_else_tells_them_apart(size: tuple[int, int], tmp_path: Path) -> None:
+def test_the_copies_are_turned_as_they_are_labelled_and_nothing_else_tells_them_apart(
+    size: tuple[int, int], tmp_path: Path
+) -> None:
     film(np.random.default_rng(0), *size).save(tmp_path / "film.png")
     sample = Sample("film", (View(tmp_path / "film.png", "film.png"),), "patient", "film")
     shown = {s.label: np.asarray(open_view(s.views[0])) for s in made([sample], "orientation").samples}

@@ -100,7 +100,7 @@ def _probe(cfg: DictConfig, plans: Sequence[Plan], launch: Launch) -> tuple[dict
                 cells.setdefault(cell, {})[plan.role] = values
     with tqdm(total=evaluate.evaluations(cells, protocol), desc="probe", unit="fold", mininterval=0.5) as bar:
         found = evaluate.evaluate(task, cells, probe_of(cfg, task), protocol, bar.update)
-    about = about_run(cfg, task, plans, skipped, launch, time.monotonic() - started)
+    about = about_run(cfg, task, plans, keys.values(), skipped, launch, time.monotonic() - started)
     result = {
         **about,
         "summary": " ".join(r.sentence for r in found),
@@ -130,7 +130,7 @@ def embed(cfg: DictConfig, launch: Launch) -> dict[str, Any]:
         keys, skipped = _embed(cfg, plans, share)
     stores = sorted(p.store.folder.name for p in plans if p.store)
     summary = f"{len(keys):,} views in {', '.join(stores)}" + (f"; {len(skipped)} files could not be read" if skipped else "")
-    this.save({**about_run(cfg, task, plans, skipped, launch, 0.0), "summary": summary, "stores": stores}, {}, {})
+    this.save({**about_run(cfg, task, plans, keys.values(), skipped, launch, 0.0), "summary": summary, "stores": stores}, {}, {})
     log.info(summary)
     return {**shown, "state": "done", "says": summary}
 

@@ -52,6 +52,8 @@ def plans_of(cfg: DictConfig) -> list[Plan]:
             if "weights" not in own:
                 raise ValueError(f"{key}={value}: encoder={own['name']} has no weights")
             own[key] = value
+    if cfg.weights not in (None, "hub"):
+        own["checked"] = "no"
     random = own.get("weights") == "random"
     if random:
         own["seed"] = cfg.seed

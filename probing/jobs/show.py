@@ -7,7 +7,7 @@ import logging
 import os
 import platform
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from probing import records
 from probing.jobs.configure import PROTOCOL, Plan
-from probing.types import ENCODER, TWIN, ProbeResult, Task
+from probing.types import ENCODER, TWIN, ProbeResult, Task, digest
 
 if TYPE_CHECKING:
     from probing.jobs import Launch
@@ -27,6 +27,7 @@ def about_run(
     cfg: DictConfig,
     task: Task,
     plans: Sequence[Plan],
+    keys: Iterable[str],
     skipped: Mapping[str, str],
     launch: Launch,
     seconds: float,
@@ -46,6 +47,7 @@ def about_run(
         "images": len({s.source for s in task.samples}),
         "groups": len({s.group for s in task.samples}),
         "skipped": dict(skipped),
+        "content": digest(sorted(keys)),
         "encoders": {
             p.role: {
                 "name": p.name,
@@ -168,6 +170,7 @@ def print_result(result: Mapping[str, Any], this: records.Run, command: str, alr
     )
     log.info(
         f"\nencoder={result['encoders'][ENCODER]['name']}{note('encoder')} task={task['name']}{note('task')} images={cfg['images']['name']}{note('images')}"
+        + (f" weights={cfg['weights']}" if cfg["weights"] else "")
     )
     log.info(
         f"{result['samples']:,} samples of {result['images']:,} images in {result['groups']} groups; {kind}; protocol {cfg['protocol']['name']}{note('protocol')}\n"
