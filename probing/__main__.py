@@ -80,6 +80,8 @@ def main() -> None:
         _job()
     except KeyboardInterrupt:
         pass
+    except OSError as error:  # not even the outcome could be written
+        sys.exit(_fail(f"{error}", 1))
     except Exception as error:
         if not type(error).__module__.startswith(("hydra", "omegaconf")):
             raise

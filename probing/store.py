@@ -84,12 +84,17 @@ class Store:
     def write(self, keys: Sequence[str], values: Mapping[Cell, np.ndarray], prefix: str = "part") -> Path:
         """Add one part: keys [N] and, per cell, values [N,D]. On any failure nothing is left behind."""
         final = self.folder / f"{prefix}-{uuid.uuid4().hex}.h5"
-        with whole(final) as temporary, h5py.File(temporary, "w") as part:
+        # Built in memory and written by one plain write: HDF5 itself does not survive a disk that fills up.
+        with h5py.File(final, "w", driver="core", backing_store=False, block_size=1 << 20) as part:
             part["keys"] = np.array([k.encode() for k in keys])
             for (tap, readout), rows in values.items():
                 group = part.require_group(f"taps/{tap.name}")
                 group.attrs["definition"] = tap.definition
                 group.create_dataset(readout, data=rows, chunks=(min(CHUNK, len(rows)), rows.shape[1]), fletcher32=True)
+            part.flush()
+            image = part.id.get_file_image()
+        with whole(final) as temporary:
+            temporary.write_bytes(image)
         return final
 
     def sweep(self) -> None:

@@ -191,6 +191,7 @@ def test_a_command_that_can_not_be_understood(cli: Cli, typed: list[str], said: 
         (["device=cuda"], ["no CUDA device", "device=cpu"]),
         (["limit=0"], ["limit=0"]),
         (["shards=2"], ["job=embed"]),
+        (["encoders=[tiny,pixels]"], ["job=embed", "-m encoder=tiny,pixels"]),
         (["job=embed", "shard=2", "shards=2"], ["shard=0 to shard=1"]),
         (["encoder._target_=os.system"], ["neither ours nor scikit-learn's", "allow=[os]"]),
     ],

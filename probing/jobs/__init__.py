@@ -66,6 +66,8 @@ def run(cfg: DictConfig, launch: Launch) -> dict[str, Any]:
 
 def probe(cfg: DictConfig, launch: Launch) -> dict[str, Any]:
     """Embed what is missing, probe every cell under the protocol, write and print the result."""
+    if cfg.encoders:
+        raise ValueError(f"encoders= belongs to job=embed. To probe several type -m encoder={','.join(cfg.encoders)}")
     if cfg.shards != 1:
         raise ValueError("shards= belongs to job=embed: a probe needs every sample. Type job=embed, then job=probe without it")
     plans = plans_of(cfg)

@@ -1,0 +1,190 @@
+"""Killed at any moment and started again, a run ends in the same bytes; and who reads meanwhile reads no nonsense."""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import CONF, NOTHING, ROOT
+
+from probing.jobs.configure import expand
+from probing.store import Store
+
+KILLS = 20
+PHASES = ("card", "embed", "write", "probe", "save")
+PRELOAD = [
+    "timm",
+    "torchvision.transforms",
+    "sklearn.neighbors",
+    "sklearn.dummy",
+    "hydra",
+    "probing.embed",
+    "probing.evaluate",
+    "probing.jobs.show",
+    "probing.encoders.timm",
+    "probing.images.folder",
+    "probing.tasks.transform",
+]
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL and the fork server")
+
+
+def work(films: str, outputs: str, report: Connection | None) -> None:
+    """A whole run in a child process. With `report` it is slow, and says when it enters a phase."""
+    import torch
+    from hydra import compose, initialize_config_dir
+
+    from probing import embed, evaluate, files, jobs, records
+
+    torch.set_num_threads(1)
+    embed.PART_ROWS = 16
+    if report is not None:
+
+        def slowed(owner: Any, name: str, phase: str, seconds: float) -> None:
+            real = getattr(owner, name)
+
+            @functools.wraps(real)
+            def call(*args: Any, **kwargs: Any) -> Any:
+                report.send(phase)
+                time.sleep(seconds)
+                return real(*args, **kwargs)
+
+            setattr(owner, name, call)
+
+        slowed(Store, "write_card", "card", 0.05)
+        slowed(embed, "forward", "embed", 0.02)
+        slowed(Store, "write", "write", 0.0)
+        slowed(evaluate, "nested", "probe", 0.05)
+        slowed(records.Run, "save", "save", 0.0)
+        for name in ("fsync", "replace"):  # half a file is on the disk for a while
+            real = getattr(files.os, name)
+            setattr(files.os, name, lambda *args, real=real: time.sleep(0.03) or real(*args))
+    options = [*NOTHING, "task=orientation", "images=folder", f"images.path={films}", "images.group=-3", "batch_size=8", "workers=0"]
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        cfg = compose("config", [*options, f"outputs={outputs}", f"hydra.searchpath=[file://{CONF}]"])
+        jobs.run(cfg, jobs.Launch(tuple(options)))
+
+
+@pytest.fixture(scope="module")
+def server() -> ForkServerContext:
+    """Children are forked from a process that has imported everything and computed nothing."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOAD)
+    return context
+
+
+def finish(server: ForkServerContext, films: Path, outputs: Path) -> bytes:
+    """Run to the end; the bytes of predictions.csv."""
+    child = server.Process(target=work, args=(str(films), str(outputs), None))
+    child.start()
+    child.join(120)
+    assert child.exitcode == 0, "a run that was killed before has to go through"
+    (found,) = outputs.glob("probe/*/predictions.csv")
+    return found.read_bytes()
+
+
+def kill(server: ForkServerContext, films: Path, outputs: Path, phase: str, delay: float) -> str | None:
+    """Start a run and kill it `delay` seconds into a phase, or into saving if that comes first. The phase in which it
+    died, or None if it was quicker."""
+    receive, send = server.Pipe(duplex=False)
+    child = server.Process(target=work, args=(str(films), str(outputs), send))
+    child.start()
+    send.close()
+    last = "start"
+    try:
+        while last not in (phase, "save"):
+            last = receive.recv()
+        time.sleep(delay)
+        os.kill(child.pid or 0, signal.SIGKILL)
+        while receive.poll(0.5):
+            last = receive.recv()
+    except (EOFError, OSError):  # there is nobody at the other end
+        pass
+    child.join(60)
+    return last if child.exitcode == -signal.SIGKILL else None
+
+
+@contextmanager
+def watching(root: Path, reference: dict[str, np.ndarray], cell: Any) -> Iterator[Counter[str]]:
+    """Another reader of all stores below `root`: what it reads is counted, and must be the reference's."""
+    seen: Counter[str] = Counter()
+    stores: dict[Path, Store] = {}
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.is_set():
+            for folder in root.glob("*/embeddings/tiny-*"):
+                try:
+                    found = stores.setdefault(folder, Store(folder))
+                    absent = set(found.missing(list(reference), [cell])[0])
+                    there = [k for k in reference if k not in absent]
+                    rows = found.read(there, cell)
+                    seen["reads"] += 1
+                    seen["most rows"] = max(seen["most rows"], len(there))
+                    seen["wrong rows"] += sum((rows[i] != reference[k]).any() for i, k in enumerate(there))
+                    found.card()
+                except Exception as error:
+                    seen[f"{type(error).__name__}: {error}"] += 1
+            time.sleep(0.01)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        done.set()
+        thread.join()
+
+
+def test_twenty_kills_change_no_byte(
+    films: Path, tmp_path: Path, server: ForkServerContext, record_property: Callable[[str, object], None]
+) -> None:
+    from omegaconf import OmegaConf
+
+    from probing.picture import Digests
+    from probing.types import View
+
+    expected = finish(server, films, tmp_path / "whole")
+    (folder,) = (tmp_path / "whole" / "embeddings").glob("tiny-*")
+    tap = next(t for t in expand(OmegaConf.load(CONF / "encoder" / "tiny.yaml").taps) if t.name == "final_norm")
+    files = sorted(films.rglob("*.png"))
+    digests, _ = Digests(tmp_path / "digests").of(files)
+    turns = [("square",)], *([("square",), ("rot90", quarters)] for quarters in (1, 2, 3))
+    keys = [View(f, f.name).then(*steps).key(digests[f]) for f in files for steps in turns]
+    reference = dict(zip(keys, Store(folder).read(keys, (tap, "mean")), strict=True))
+    assert len(reference) == 192
+
+    rng = np.random.default_rng(0)
+    died: Counter[str] = Counter()
+    rounds = 0
+    with watching(tmp_path / "killed", reference, (tap, "mean")) as seen:
+        while died.total() < KILLS:
+            phase, delay = PHASES[rng.integers(len(PHASES))], float(rng.uniform(0, 0.15))
+            where = kill(server, films, tmp_path / "killed" / str(rounds), phase, delay)
+            died.update([where] if where else [])
+            rounds += where is None  # it was quicker: go on with a run that has nothing yet
+        found = [finish(server, films, tmp_path / "killed" / str(i)) for i in range(rounds + 1)]
+        time.sleep(0.1)
+    record_property("died", dict(died))
+    assert found == [expected] * (rounds + 1)
+    assert died.total() >= KILLS and len(died) >= 4, f"kills that tell something hit many phases: {died}"
+    assert seen.pop("reads") > KILLS and seen.pop("most rows") == 192 and seen.pop("wrong rows") == 0
+    assert not seen, "who reads meanwhile meets no error"
+    for outputs in (tmp_path / "killed").iterdir():
+        names = {p.name for p in outputs.rglob("*") if p.is_file() and not p.name.startswith(".tmp-")}
+        assert {"result.json", "predictions.csv", "arrays.npz", "encoder.json"} <= names
+        assert len(list(outputs.glob("probe/*"))) == 1 and len(list(outputs.glob("embeddings/tiny-*"))) == 1
+    print(dict(died), rounds)
