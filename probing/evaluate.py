@@ -29,23 +29,17 @@ def evaluate(
     check(task, protocol)
     labels, seed = task.labels, int(digest([s.id for s in task.samples], task.labels.tolist())[:8], 16)
     exchanged, level, bits = stats.exchange(labels, task.sources, task.groups, protocol.permutations + 2, seed)
-    shared: dict[str, Nested] = {}  # floors that do not depend on the cell
-    shared[MAJORITY] = nested(np.zeros((len(labels), 1), np.float32), labels, task, _majority(task), protocol)
+    majority = nested(np.zeros((len(labels), 1), np.float32), labels, task, _majority(task), protocol)
+    pixels: Nested | None = None  # the same for every cell
     found: list[tuple[tuple[str, str], dict[str, Nested], float | None, np.ndarray]] = []
     for cell, rows in cells.items():
-        runs = {}
-        for name, values in rows.items():
-            if name == PIXELS and PIXELS in shared:
-                runs[name] = shared[PIXELS]
-                continue
-            runs[name] = nested(values, labels, task, probe, protocol, tick)
-            if name == PIXELS:
-                shared[PIXELS] = runs[name]
+        runs = {n: pixels if n == PIXELS and pixels else nested(v, labels, task, probe, protocol, tick) for n, v in rows.items()}
+        pixels = runs.get(PIXELS)
         values = rows[ENCODER]
         runs[SHUFFLED] = nested(values, exchanged[-1], task, probe, protocol, tick)
         runs[PLANTED] = nested(plant(values, exchanged[-2], task, seed), exchanged[-2], task, probe, protocol, tick)
-        runs[MAJORITY] = shared[MAJORITY]
-        p, null = _null(values, labels, exchanged[:-2], task, probe, protocol, bits)
+        runs[MAJORITY] = majority
+        p, null = _null(values, labels, exchanged[:-2], runs[ENCODER], task, probe, protocol, bits)
         found.append((cell, runs, p, null))
     truths = {SHUFFLED: exchanged[-1], PLANTED: exchanged[-2]}
     results = [_result(task, cell, runs, truths, p, null, level, protocol) for cell, runs, p, null in found]
@@ -96,14 +90,21 @@ def check(task: Task, protocol: Protocol) -> None:
 
 
 def _null(
-    values: np.ndarray, labels: np.ndarray, exchanged: np.ndarray, task: Task, probe: Probe, protocol: Protocol, bits: float
+    values: np.ndarray,
+    labels: np.ndarray,
+    exchanged: np.ndarray,
+    run: Nested,
+    task: Task,
+    probe: Probe,
+    protocol: Protocol,
+    bits: float,
 ) -> tuple[float | None, np.ndarray]:
     """p of the encoder's statistic among exchanged labels, or None where too few arrangements exist to reach .05."""
     if 2**-bits > 0.05 or protocol.permutations < 19:
         return None, np.empty(0)
     if protocol.null == "nested":
         metric, parts = _headline(task), _parts(task)
-        observed = float(metric(parts(labels, nested(values, labels, task, probe, protocol)).sum(0)))
+        observed = float(metric(parts(labels, run).sum(0)))
         null = np.array([metric(parts(e, nested(values, e, task, probe, protocol)).sum(0)) for e in exchanged])
     else:
         fold = stats.folds(None, task.groups, protocol.folds, protocol.seed)

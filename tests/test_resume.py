@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
@@ -20,18 +20,22 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import CONF, NOTHING, ROOT
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
 
 from probing.jobs.configure import expand
+from probing.picture import Digests
+from probing.records import results
 from probing.store import Store
+from probing.types import View
 
-KILLS = 20
-PHASES = ("card", "embed", "write", "probe", "save")
+WAVES, WAVE = 3, ("card", "embed", "embed", "write", "write", "probe", "save")  # a new run, and where it is killed in turn
+KILLS = WAVES * len(WAVE)
 PRELOAD = [
     "timm",
     "torchvision.transforms",
     "sklearn.neighbors",
     "sklearn.dummy",
-    "hydra",
     "probing.embed",
     "probing.evaluate",
     "probing.jobs.show",
@@ -42,10 +46,10 @@ PRELOAD = [
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL and the fork server")
 
 
-def work(films: str, outputs: str, report: Connection | None) -> None:
+def work(cfg: Any, outputs: str, report: Connection | None) -> None:
     """A whole run in a child process. With `report` it is slow, and says when it enters a phase."""
     import torch
-    from hydra import compose, initialize_config_dir
+    from threadpoolctl import threadpool_limits
 
     from probing import embed, evaluate, files, jobs, records
 
@@ -72,10 +76,8 @@ def work(films: str, outputs: str, report: Connection | None) -> None:
         for name in ("fsync", "replace"):  # half a file is on the disk for a while
             real = getattr(files.os, name)
             setattr(files.os, name, lambda *args, real=real: time.sleep(0.03) or real(*args))
-    options = [*NOTHING, "task=orientation", "images=folder", f"images.path={films}", "images.group=-3", "batch_size=8", "workers=0"]
-    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        cfg = compose("config", [*options, f"outputs={outputs}", f"hydra.searchpath=[file://{CONF}]"])
-        jobs.run(cfg, jobs.Launch(tuple(options)))
+    with threadpool_limits(1):
+        jobs.run(OmegaConf.merge(cfg, {"outputs": outputs}), jobs.Launch(()))
 
 
 @pytest.fixture(scope="module")
@@ -86,9 +88,17 @@ def server() -> ForkServerContext:
     return context
 
 
-def finish(server: ForkServerContext, films: Path, outputs: Path) -> bytes:
+@pytest.fixture
+def cfg(films: Path) -> Any:
+    options = ["task=orientation", "images=folder", f"images.path={films}", "images.group=-3", "batch_size=8", "workers=0"]
+    options += ["protocol.folds=3", "protocol.inner=2", f"hydra.searchpath=[file://{CONF}]"]
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        return compose("config", [*NOTHING, *options])
+
+
+def finish(server: ForkServerContext, cfg: Any, outputs: Path) -> bytes:
     """Run to the end; the bytes of predictions.csv."""
-    child = server.Process(target=work, args=(str(films), str(outputs), None))
+    child = server.Process(target=work, args=(cfg, str(outputs), None))
     child.start()
     child.join(120)
     assert child.exitcode == 0, "a run that was killed before has to go through"
@@ -96,11 +106,11 @@ def finish(server: ForkServerContext, films: Path, outputs: Path) -> bytes:
     return found.read_bytes()
 
 
-def kill(server: ForkServerContext, films: Path, outputs: Path, phase: str, delay: float) -> str | None:
+def kill(server: ForkServerContext, cfg: Any, outputs: Path, phase: str, delay: float) -> str | None:
     """Start a run and kill it `delay` seconds into a phase, or into saving if that comes first. The phase in which it
     died, or None if it was quicker."""
     receive, send = server.Pipe(duplex=False)
-    child = server.Process(target=work, args=(str(films), str(outputs), send))
+    child = server.Process(target=work, args=(cfg, str(outputs), send))
     child.start()
     send.close()
     last = "start"
@@ -149,42 +159,35 @@ def watching(root: Path, reference: dict[str, np.ndarray], cell: Any) -> Iterato
         thread.join()
 
 
-def test_twenty_kills_change_no_byte(
-    films: Path, tmp_path: Path, server: ForkServerContext, record_property: Callable[[str, object], None]
-) -> None:
-    from omegaconf import OmegaConf
-
-    from probing.picture import Digests
-    from probing.types import View
-
-    expected = finish(server, films, tmp_path / "whole")
+def test_twenty_kills_change_no_byte(films: Path, tmp_path: Path, server: ForkServerContext, cfg: Any) -> None:
+    expected = finish(server, cfg, tmp_path / "whole")
     (folder,) = (tmp_path / "whole" / "embeddings").glob("tiny-*")
-    tap = next(t for t in expand(OmegaConf.load(CONF / "encoder" / "tiny.yaml").taps) if t.name == "final_norm")
-    files = sorted(films.rglob("*.png"))
-    digests, _ = Digests(tmp_path / "digests").of(files)
+    tap = next(t for t in expand(cfg.encoder.taps) if t.name == cfg.encoder.tap)
+    pictures = sorted(films.rglob("*.png"))
+    digests, _ = Digests(tmp_path / "digests").of(pictures)
     turns = [("square",)], *([("square",), ("rot90", quarters)] for quarters in (1, 2, 3))
-    keys = [View(f, f.name).then(*steps).key(digests[f]) for f in files for steps in turns]
+    keys = [View(p, p.name).then(*steps).key(digests[p]) for p in pictures for steps in turns]
     reference = dict(zip(keys, Store(folder).read(keys, (tap, "mean")), strict=True))
     assert len(reference) == 192
 
     rng = np.random.default_rng(0)
     died: Counter[str] = Counter()
-    rounds = 0
+    folders: list[Path] = []
     with watching(tmp_path / "killed", reference, (tap, "mean")) as seen:
         while died.total() < KILLS:
-            phase, delay = PHASES[rng.integers(len(PHASES))], float(rng.uniform(0, 0.15))
-            where = kill(server, films, tmp_path / "killed" / str(rounds), phase, delay)
-            died.update([where] if where else [])
-            rounds += where is None  # it was quicker: go on with a run that has nothing yet
-        found = [finish(server, films, tmp_path / "killed" / str(i)) for i in range(rounds + 1)]
+            folders.append(tmp_path / "killed" / str(len(folders)))
+            for phase in WAVE:
+                where = kill(server, cfg, folders[-1], phase, float(rng.uniform(0, 0.15)))
+                died.update([where] if where else [])
+        found = [finish(server, cfg, outputs) for outputs in folders]
         time.sleep(0.1)
-    record_property("died", dict(died))
-    assert found == [expected] * (rounds + 1)
-    assert died.total() >= KILLS and len(died) >= 4, f"kills that tell something hit many phases: {died}"
+    assert found == [expected] * len(folders)
+    assert died.total() >= 20 and set(died) >= {"embed", "probe", "save"} and len(died) >= 4, f"where it died: {died}"
     assert seen.pop("reads") > KILLS and seen.pop("most rows") == 192 and seen.pop("wrong rows") == 0
     assert not seen, "who reads meanwhile meets no error"
-    for outputs in (tmp_path / "killed").iterdir():
+    for outputs in folders:
         names = {p.name for p in outputs.rglob("*") if p.is_file() and not p.name.startswith(".tmp-")}
         assert {"result.json", "predictions.csv", "arrays.npz", "encoder.json"} <= names
         assert len(list(outputs.glob("probe/*"))) == 1 and len(list(outputs.glob("embeddings/tiny-*"))) == 1
-    print(dict(died), rounds)
+        assert len(results(outputs)) == len(results(tmp_path / "whole"))
+    print(f"died while: {dict(died)}; {len(folders)} runs")

@@ -143,15 +143,12 @@ def encoders(cfg: DictConfig, launch: Launch) -> dict[str, Any]:
 
     rows = []
     for name, spec in options_of("encoder").items():
-        try:
-            choice = spec.get("weights", "none")
-            state = (
-                choice
-                if choice in ("none", "random")
-                else ("here" if weights.find(choice, spec.get("source")).exists() else "not here")
-            )
-        except FileNotFoundError as error:
-            state = _first_line(error)
+        state = choice = spec.get("weights", "none")
+        if choice not in ("none", "random"):
+            try:
+                state = "here" if weights.find(choice, spec.get("source")).exists() else "not here"
+            except FileNotFoundError as error:
+                state = _first_line(error)
         taps = ", ".join(name.replace("{i}", f"0-{tap.get('count', 1) - 1}") for name, tap in spec["taps"].items())
         rows.append(
             {
