@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -29,12 +30,12 @@ def evaluate(
     check(task, protocol)
     labels, seed = task.labels, int(digest([s.id for s in task.samples], task.labels.tolist())[:8], 16)
     exchanged, level, bits = stats.exchange(labels, task.sources, task.groups, protocol.permutations + 2, seed)
-    majority = nested(np.zeros((len(labels), 1), np.float32), labels, task, _majority(task), protocol)
+    majority = _majority(task, protocol)
     pixels: Nested | None = None  # the same for every cell
     found: list[tuple[tuple[str, str], dict[str, Nested], float | None, np.ndarray]] = []
     for cell, rows in cells.items():
         runs = {n: pixels if n == PIXELS and pixels else nested(v, labels, task, probe, protocol, tick) for n, v in rows.items()}
-        pixels = runs.get(PIXELS)
+        pixels = pixels or runs.get(PIXELS)
         values = rows[ENCODER]
         runs[SHUFFLED] = nested(values, exchanged[-1], task, probe, protocol, tick)
         runs[PLANTED] = nested(plant(values, exchanged[-2], task, seed), exchanged[-2], task, probe, protocol, tick)
@@ -50,8 +51,8 @@ def evaluate(
 
 def evaluations(cells: Mapping[tuple[str, str], Mapping[str, np.ndarray]], protocol: Protocol) -> int:
     """How often `evaluate` calls tick()."""
-    own = sum(len(rows) + 2 for rows in cells.values()) - sum(PIXELS in rows for rows in list(cells.values())[1:])
-    return own * protocol.folds * protocol.repeats
+    shared = max(sum(PIXELS in rows for rows in cells.values()) - 1, 0)
+    return (sum(len(rows) + 2 for rows in cells.values()) - shared) * protocol.folds * protocol.repeats
 
 
 def plant(values: np.ndarray, labels: np.ndarray, task: Task, seed: int) -> np.ndarray:
@@ -67,10 +68,12 @@ def plant(values: np.ndarray, labels: np.ndarray, task: Task, seed: int) -> np.n
     return (values + size * shift).astype(np.float32)
 
 
-def _majority(task: Task) -> Probe:
-    from sklearn.dummy import DummyClassifier, DummyRegressor
-
-    return Probe(DummyRegressor() if task.kind == "number" else DummyClassifier(strategy="prior"), {}, "none")
+def _majority(task: Task, protocol: Protocol) -> Nested:
+    """The constant answer: the most frequent class, or the mean."""
+    labels = task.labels
+    answer = np.eye(len(task.classes))[np.bincount(labels).argmax()] if task.classes else np.array([labels.mean()])
+    score = np.tile(answer, (protocol.repeats, len(labels), 1))
+    return Nested(score, np.zeros(score.shape[:2], int), np.empty((0, 0)), (), 0, 0)
 
 
 def check(task: Task, protocol: Protocol) -> None:
@@ -83,10 +86,10 @@ def check(task: Task, protocol: Protocol) -> None:
                     f"task {task.name}: class {name!r} ({inside.sum()} samples) lies in one group alone, so no fold can train on it and test on it. "
                     "Bring another group of that class, or leave it out with images.where"
                 )
-    if len(np.unique(task.groups)) < protocol.folds:
-        raise ValueError(
-            f"task {task.name}: {len(np.unique(task.groups))} groups can not fill {protocol.folds} folds. Type protocol.folds={max(2, len(np.unique(task.groups)))}, or bring more groups"
-        )
+    groups = len(np.unique(task.groups))
+    if groups < max(protocol.folds, 3) and not protocol.limited:
+        hint = f"Type protocol.folds={groups}, or bring" if groups > 2 else "A probe needs 3: bring"
+        raise ValueError(f"task {task.name}: {groups} groups can not fill {protocol.folds} folds. {hint} more groups")
 
 
 def _null(
@@ -100,7 +103,8 @@ def _null(
     bits: float,
 ) -> tuple[float | None, np.ndarray]:
     """p of the encoder's statistic among exchanged labels, or None where too few arrangements exist to reach .05."""
-    if 2**-bits > 0.05 or protocol.permutations < 19:
+    alike = math.log2(math.factorial(len(task.classes)))  # renaming the classes leaves the statistic as it is
+    if 2 ** (alike - bits) > 0.05 or protocol.permutations < 19:
         return None, np.empty(0)
     if protocol.null == "nested":
         metric, parts = _headline(task), _parts(task)

@@ -40,32 +40,33 @@ def finding_of(
         return "undetermined", f"a planted signal was not found in these samples either ({planted})"
     if p > 0.05 and chance - protocol.delta <= band.low and band.high <= chance + protocol.delta:
         return "not decodable", ""
+    needed = _needed(main, band, chance, protocol.delta)
     if p <= 0.05:
-        return "undetermined", "the permutation test sees something, but the interval reaches down to chance" + _needed(
-            main, main.value - chance
-        )
+        return "undetermined", "the permutation test sees something, but the interval reaches down to chance" + needed
     if main.low > chance:
-        return "undetermined", "the interval lies above chance, but exchanged labels do as well"
-    return "undetermined", f"the interval reaches beyond chance ± {protocol.delta:g}" + _needed(band, protocol.delta)
+        return "undetermined", "the interval lies above chance, but those of exchanged labels do as well"
+    return "undetermined", f"the interval reaches beyond chance ± {protocol.delta:g}" + needed
 
 
-def _needed(interval: Estimate, distance: float) -> str:
-    """How many groups would make the half-width of an interval as small as `distance`."""
-    half = (interval.high - interval.low) / 2
-    if distance <= 0 or half <= distance:
+def _needed(main: Estimate, band: Estimate, chance: float, delta: float) -> str:
+    """How many groups like these would shrink an interval until it lies above chance, or within chance +- delta."""
+    above, within = main.value - chance, delta - abs(main.value - chance)
+    ways = [(i.high - i.low) / 2 / room for i, room in ((main, above), (band, within)) if room > 0]
+    if not ways or min(ways) <= 1:
         return ""
-    return f"; about {math.ceil(interval.groups * (half / distance) ** 2)} groups like these would decide"
+    return f"; about {math.ceil(main.groups * min(ways) ** 2)} groups like these would decide"
 
 
 def conclude(results: Sequence[ProbeResult], task: Task) -> list[ProbeResult]:
     """Say *absent* where both deciding readouts of a tap and the pixels allow it, and write each sentence."""
     chance, key = chance_of(task), HEADLINE[task.kind]
     blind = {(r.tap, r.readout) for r in results if r.finding == "not decodable"}
+    read = {r.tap for r in results if r.finding == "decodable"}
     out = []
     for r in results:
         finding = r.finding
         readable = PIXELS in r.estimates and r.estimates[PIXELS][key].low > chance
-        if finding == "not decodable" and {(r.tap, "mean"), (r.tap, "grid4")} <= blind and readable:
+        if finding == "not decodable" and {(r.tap, "mean"), (r.tap, "grid4")} <= blind and r.tap not in read and readable:
             finding = "absent"
         out.append(replace(r, finding=finding, sentence=_sentence(r, finding, task)))
     return out
@@ -76,7 +77,7 @@ def _sentence(r: ProbeResult, finding: str, task: Task) -> str:
     main = r.estimates[ENCODER][key]
     number = f"{key} {main} against chance {chance:.2f}"
     if r.tap == "chosen inside":
-        return f"{task.name}, tap and readout chosen in the inner folds: {number}"
+        return f"{task.name}, tap and readout chosen in the inner folds: {number}."
     p = f", p = {r.p:.2g}" if r.p is not None else ""
     floor = {f: r.estimates[f][key].value for f in (PIXELS, TWIN) if f in r.estimates}
     says = {

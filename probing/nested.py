@@ -106,15 +106,19 @@ def _outer(
     """One outer fold: predictions for its test part [N_test,K], best inner score, chosen setting, unconverged fits."""
     from threadpoolctl import threadpool_limits
 
-    train, y = values[~test], labels[~test]
-    inside = stats.folds(y if classes else None, groups[~test], min(protocol.inner, len(np.unique(groups[~test]))), protocol.seed)
+    train, y, inner_groups = values[~test], labels[~test], groups[~test]
+    count = min(protocol.inner, len(np.unique(inner_groups)))
     scores, failed = np.zeros(len(settings)), 0
     with threadpool_limits(1):  # many small fits; and the same bits however many processes share them
-        for g in np.unique(inside):
-            fit, held = inside != g, inside == g
-            predictions, missed = _fit(train[fit], y[fit], train[held], settings, classes, probe)
-            scores += [_inner_score(p, y[held], classes) / len(np.unique(inside)) for p in predictions]
-            failed += missed
+        if count > 1:
+            inside = stats.folds(y if classes else None, inner_groups, count, protocol.seed)
+            for g in range(count):
+                fit, held = inside != g, inside == g
+                predictions, missed = _fit(train[fit], y[fit], train[held], settings, classes, probe)
+                scores += [_inner_score(p, y[held], classes) / count for p in predictions]
+                failed += missed
+        else:  # limit= left one group to train on: nothing can be chosen, so take the middle of the grid
+            scores[len(settings) // 2] = 1
         if not np.isfinite(scores).all():
             raise ValueError("an inner fold gave a score that is not finite, so no hyper-parameter can be chosen")
         best = int(np.argmax(scores))
@@ -135,10 +139,14 @@ def _fit(
     from sklearn.base import clone
     from sklearn.exceptions import ConvergenceWarning
 
+    if classes is not None and len(np.unique(labels)) == 1:  # the other classes all lie in the held-out groups
+        return [np.tile(np.eye(classes)[labels[0]], (len(test), 1))] * len(settings), 0
     train, test = _scale(train, test, probe.scaling)
     estimator = clone(probe.estimator)
     found, failed = [], 0
     for setting in settings:
+        if "n_neighbors" in setting:
+            setting = {**setting, "n_neighbors": min(setting["n_neighbors"], len(train))}
         estimator.set_params(**setting)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", ConvergenceWarning)

@@ -106,23 +106,32 @@ def _draws(count: int, seed: int) -> np.ndarray:
 
 
 def folds(labels: np.ndarray | None, groups: np.ndarray, count: int, seed: int) -> np.ndarray:
-    """[N] fold of each sample. A group never crosses folds; class numbers are balanced over folds if given."""
-    from sklearn.model_selection import GroupKFold, StratifiedGroupKFold
+    """[N] fold of each sample. A group never crosses folds, no fold is empty, and class numbers (or, without labels,
+    samples) are spread as evenly as whole groups allow.
 
-    available = len(np.unique(groups))
+    Groups are dealt out one by one, the most unbalanced first, each to the fold where it leaves the classes most even.
+    scikit-learn's StratifiedGroupKFold deals alike, but can leave a fold empty and refuses classes smaller than the
+    number of folds.
+    """
+    _, group = np.unique(groups, return_inverse=True)
+    available = int(group.max()) + 1
     if available < count:
-        raise ValueError(
-            f"{available} groups can not fill {count} folds. Type protocol.folds={max(available, 2)}, or bring more groups"
-        )
-    splitter = (
-        GroupKFold(count, shuffle=True, random_state=seed)
-        if labels is None
-        else StratifiedGroupKFold(count, shuffle=True, random_state=seed)
-    )
-    fold = np.empty(len(groups), int)
-    for i, (_, test) in enumerate(splitter.split(np.zeros(len(groups)), labels, groups)):
-        fold[test] = i
-    return fold
+        hint = f"Type protocol.folds={available}, or bring" if available > 1 else "Bring"
+        raise ValueError(f"{available} groups can not fill {count} folds. {hint} more groups")
+    hot = np.ones((len(group), 1)) if labels is None else np.eye(int(labels.max()) + 1)[labels]
+    share = np.zeros((available, hot.shape[1]))
+    np.add.at(share, group, hot / np.maximum(hot.sum(0), 1))
+    order = np.random.default_rng(seed).permutation(available)
+    order = order[np.argsort(-share[order].std(1), kind="stable")]
+    held, of_group = np.zeros((count, hot.shape[1])), np.empty(available, int)
+    for dealt, g in enumerate(order):
+        empty = ~held.any(1)
+        unevenness = [(held + share[g] * (np.arange(count) == f)[:, None]).std(0).sum() for f in range(count)]
+        must = empty if empty.sum() == available - dealt else np.ones(count, bool)
+        best = min(np.flatnonzero(must), key=lambda f: (round(unevenness[f], 12), held[f].sum()))
+        held[best] += share[g]
+        of_group[g] = best
+    return of_group[group]
 
 
 # --- the null ----------------------------------------------------------------------------------------------------
@@ -183,6 +192,8 @@ def ridge_null(
     depend on labels. values [N,D], exchanged [P,N]; returns (statistic, [P]).
     """
     everything = np.concatenate([labels[None], exchanged])
+    if classes is None:  # R2 knows no unit, and float32 likes numbers near 1
+        everything = (everything - labels.mean()) / max(labels.std(), 1e-12)
     penalties = np.logspace(-3, 1, 5)
     sums = np.zeros((len(penalties), len(everything), 2 * classes if classes else 2))
     for f in np.unique(fold):
@@ -195,7 +206,7 @@ def ridge_null(
                     sums[i, :, classes + k] += (truth == k).sum(1)
             else:
                 sums[i, :, 0] += ((predicted - truth) ** 2).sum(1)
-    spread = max(((labels - labels.mean()) ** 2).sum(), 1e-12)
+    spread = np.maximum(((everything - everything.mean(1, keepdims=True)) ** 2).sum(1), 1e-12)
     statistic = (balanced_accuracy(sums) if classes else 1 - sums[..., 0] / spread).max(0)
     return float(statistic[0]), statistic[1:]
 

@@ -121,8 +121,9 @@ class Store:
                     group = part["taps"].get(tap.name)
                     if group is not None and group.attrs["definition"] == tap.definition:
                         shared += 1
-                        worst = max(worst, float(np.abs(group[readout][()] - new).max() / max(np.abs(new).max(), 1e-12)))
-        return worst if shared else float("inf")
+                        difference = np.abs(group[readout][()] - new).max() / max(np.abs(new).max(), 1e-12)
+                        worst = float(np.maximum(worst, difference))  # keeps NaN
+        return worst if shared and np.isfinite(worst) else float("inf")
 
 
 def find(root: Path, name: str, spec: str, versions: str | None) -> Store | None:
@@ -151,7 +152,7 @@ def _open(path: Path) -> Iterator[h5py.File]:
     try:
         with h5py.File(path, "r") as part:
             yield part
-    except OSError as error:
+    except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:  # h5py raises any of these on damage
         raise OSError(
             f"{path}: this part of the store can not be read ({error}). Remove it and launch again: its rows are embedded anew"
         ) from error

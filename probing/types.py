@@ -10,6 +10,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -77,7 +78,7 @@ class Sample:
     def __post_init__(self) -> None:
         if not self.views:
             raise ValueError(f"sample {self.id}: it has no view")
-        if not str(self.group).strip():
+        if str(self.group).strip() in ("", "None", "nan"):
             raise ValueError(f"sample {self.id}: it has no group. Type images.group=file if every file is its own group")
 
 
@@ -106,8 +107,7 @@ class Task:
         object.__setattr__(self, "samples", tuple(by_id[i] for i in sorted(by_id)))
         if self.kind == "classes":
             self._check_classes()
-        elif not all(isinstance(s.label, (int, float)) and np.isfinite(s.label) for s in self.samples):
-            bad = next(s for s in self.samples if not (isinstance(s.label, (int, float)) and np.isfinite(s.label)))
+        elif bad := next((s for s in self.samples if not (isinstance(s.label, Real) and np.isfinite(float(s.label)))), None):
             raise ValueError(f"task {self.name}: the label of {bad.id} is {bad.label!r}, not a finite number")
 
     def _check_classes(self) -> None:
@@ -116,7 +116,7 @@ class Task:
             raise ValueError(f"task {self.name}: labels {sorted(map(str, unknown))} are none of the classes {list(self.classes)}")
         if len(found) < 2:
             raise ValueError(
-                f"task {self.name}: every sample has the one class {found.pop()!r}; a probe needs two classes or more"
+                f"task {self.name}: all {len(self.samples)} samples have the one class {found.pop()!r}; a probe needs two classes or more"
             )
         if missing := set(self.classes) - found:
             raise ValueError(f"task {self.name}: no sample has class {sorted(missing)}")

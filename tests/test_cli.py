@@ -190,6 +190,7 @@ def test_a_command_that_can_not_be_understood(cli: Cli, typed: list[str], said: 
         (["encoder=pixels", "weights=random"], ["encoder=pixels has no weights"]),
         (["device=cuda"], ["no CUDA device", "device=cpu"]),
         (["limit=0"], ["limit=0"]),
+        (["probe.scaling=zscore"], ["probe.scaling=zscore", "none, global or feature"]),
         (["shards=2"], ["job=embed"]),
         (["encoders=[tiny,pixels]"], ["job=embed", "-m encoder=tiny,pixels"]),
         (["job=embed", "shard=2", "shards=2"], ["shard=0 to shard=1"]),

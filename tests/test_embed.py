@@ -67,7 +67,9 @@ def request(root: Path, encoder: Encoder, batch_size: int = 8) -> Request:
 def bare(root: Path, encoder: Encoder, batch_size: int = 8) -> Request:
     """A request to a store that has no canaries: for modules that stand for a mishap."""
     made = Store(root / f"{encoder.name}-{encoder.fingerprint}")
-    made.write_card({"name": encoder.name, "fingerprint": encoder.fingerprint, "batch_size": batch_size, "specs": [], "versions": []})
+    made.write_card(
+        {"name": encoder.name, "fingerprint": encoder.fingerprint, "batch_size": batch_size, "specs": [], "versions": []}
+    )
     return Request(encoder, [(t, "mean") for t in encoder.taps], made)
 
 
@@ -120,7 +122,9 @@ def at_call(number: int, error: BaseException) -> Callable[[torch.Tensor], None]
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_any_pieces_in_any_order_give_the_bits_of_one_run(seed: int, views: dict[str, View], tiny: Encoder, tmp_path: Path) -> None:
+def test_any_pieces_in_any_order_give_the_bits_of_one_run(
+    seed: int, views: dict[str, View], tiny: Encoder, tmp_path: Path
+) -> None:
     encoders = [tiny, build("pixels")]
     once = [request(tmp_path / "once", e) for e in encoders]
     assert embed(once, views, "cpu", 0) == {}
@@ -257,7 +261,9 @@ def test_copies_of_one_bad_file_are_all_left_out(films: Path, tmp_path: Path, ru
     shutil.copytree(films / "files" / "p10", root)
     for name in ("p10000/s500", "p10002/s500"):
         (root / name / "2.png").write_bytes(b"")
-    outcome = run(*NOTHING, "images=folder", f"images.path={root}", "images.group=0", "task=flip", "protocol.folds=3", "workers=0")
+    outcome = run(
+        *NOTHING, "images=folder", f"images.path={root}", "images.group=0", "task=flip", "protocol.folds=3", "workers=0"
+    )
     text = (Path(outcome["folder"]) / "result.json").read_text()
     assert "p10000/s500/2.png" in text and "p10002/s500/2.png" in text
     assert json.loads(text)["samples"] == 2 * 24
@@ -443,3 +449,12 @@ def test_a_store_whose_card_was_never_written_is_finished(views: dict[str, View]
     assert again.store.folder == asked.store.folder and again.store.card()["batch_size"] == 8
     embed([again], views, "cpu", 0)
     assert kept(again, views) == 45
+
+
+def test_a_store_that_was_killed_before_its_canaries_is_begun(
+    tiny: Encoder, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / f"tiny-{tiny.fingerprint}"
+    folder.mkdir()
+    (folder / ".tmp-killed_before.h5").write_bytes(b"half a file")
+    assert settle(tmp_path, tiny, "spec", "cpu", 8).folder == folder and not caplog.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import logging
 import os
@@ -213,7 +214,7 @@ def test_a_gap_is_left_between_blocks(step: int) -> None:
         by_line[s.meta["volume"], s.meta["plane"]].append((float(s.meta["position"]), s.group))
     for line in by_line.values():
         line.sort()
-        near = [(a, b) for (a, g), (b, h) in zip(line, line[1:], strict=False) if g != h and b - a <= step]
+        near = [(a, b) for (a, g), (b, h) in itertools.pairwise(line) if g != h and b - a <= step]
         assert not near, f"neighbours on two sides of a fold: {near}"
 
 

@@ -174,7 +174,7 @@ def test_scaling_never_sees_the_samples_of_its_fold(scaling: str) -> None:
 def test_a_planted_direction_is_found_and_noise_is_not() -> None:
     values, task = planted(size=6.0)
     assert right(run(values, task), task) > 0.9
-    noise = [planted(seed, size=0.0) for seed in range(6)]
+    noise = [planted(seed, many=60, per=4, size=0.0) for seed in range(3)]
     assert abs(np.mean([right(run(v, t), t) for v, t in noise]) - 0.5) < 0.06
 
 
@@ -237,7 +237,9 @@ def test_names_of_samples_change_nothing() -> None:
     assert np.array_equal(renamed.labels, task.labels[order])
     after = run(values[order], renamed)
     assert np.array_equal(after.fold, before.fold[:, order])
-    np.testing.assert_allclose(after.score, before.score[:, order], atol=1e-5)
+    np.testing.assert_allclose(
+        after.score, before.score[:, order], atol=1e-3
+    )  # the solver stops within its tolerance, and another order stops elsewhere
 
 
 @pytest.mark.parametrize("change", ["columns", "scale", "shift"])
@@ -321,6 +323,14 @@ def test_an_inner_fold_may_lack_a_class(classes: int) -> None:
     assert found.score.shape == (1, 80, classes)
     assert np.isfinite(found.score).all() and np.isfinite(found.inner).all()
     np.testing.assert_allclose(found.score.sum(2), 1, atol=1e-5)
+
+
+def test_a_class_that_training_lacked_has_probability_0_in_its_own_column() -> None:
+    rng = np.random.default_rng(0)
+    labels = np.repeat([1, 2], 20)
+    values = rng.normal(size=(40, 4)) + 6 * np.eye(4)[labels]
+    (predicted,), _ = module._fit(values, labels, values, [{"C": 1.0}], 3, LOGISTIC)
+    assert not predicted[:, 0].any() and np.array_equal(predicted.argmax(1), labels)
 
 
 def test_inner_scores_count_a_class_that_training_lacked() -> None:

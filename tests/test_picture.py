@@ -256,7 +256,7 @@ def test_an_error_names_the_file_and_never_the_folder(name: str, tmp_path: Path)
 
 
 def test_a_file_that_went_away_fails_by_name(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="films/gone.png") as refusal:
+    with pytest.raises(ValueError, match=r"films/gone\.png") as refusal:
         opened(tmp_path / "gone.png", name="films/gone.png")
     assert str(tmp_path) not in str(refusal.value)
 

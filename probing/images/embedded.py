@@ -34,6 +34,10 @@ def load(*, name: str, step_mm: int = 2) -> list[Sample]:
     """Slices in three planes every `step_mm`. Columns: volume, plane, position (mm from the origin, RAS+)."""
     import nibabel
 
+    if not 1 <= step_mm < BLOCK_MM:
+        raise ValueError(
+            f"images.step_mm={step_mm}: type 1 to {BLOCK_MM - 1}; blocks are {BLOCK_MM} mm and their first slice is left out"
+        )
     samples = []
     for which, (package, file) in VOLUMES.items():
         path = _locate(package, file)
@@ -42,7 +46,7 @@ def load(*, name: str, step_mm: int = 2) -> list[Sample]:
         for axis, plane in enumerate(PLANES):
             position = affine[axis, 3] + affine[axis, axis] * np.arange(voxels.shape[axis])
             brain = (voxels > BRAIN_GREY).mean(axis=tuple(a for a in range(3) if a != axis))
-            between = (np.abs(position) % BLOCK_MM == 0) & (position != 0)
+            between = (np.abs(position) % BLOCK_MM < step_mm) & (np.abs(position) >= BLOCK_MM)  # a block's first slice
             for index in np.flatnonzero((position % step_mm == 0) & (brain >= BRAIN_SHARE) & ~between):
                 mm = int(position[index])
                 view = View(path, f"{which}.nii.gz", (plane, int(index)), ("nifti", 1, *WINDOW), (("pad", CANVAS),))

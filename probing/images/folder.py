@@ -51,18 +51,35 @@ def load(*, name: str, path: str, files: str = "*", group: int | str | None = No
 def stamp(*, path: str, files: str = "*", **_: Any) -> list[Any]:
     """Relative path, size and time of every file."""
     root = Path(path).expanduser()
-    return [[os.path.relpath(e.path, root), e.stat().st_size, e.stat().st_mtime_ns] for e in _files(root, files)]
+    return [[os.path.relpath(e.path, root), *_size_and_time(e)] for e in _files(root, files)]
+
+
+def _size_and_time(entry: os.DirEntry[str]) -> tuple[int, int]:
+    try:
+        return entry.stat().st_size, entry.stat().st_mtime_ns
+    except OSError:  # a link that leads nowhere: embedding will leave it out by name
+        return 0, 0
 
 
 def _files(root: Path, files: str) -> list[os.DirEntry[str]]:
+    """Every picture below `root` once: linked folders come last, and one that leads to a folder seen before is left out."""
     if not root.is_dir():
         raise ValueError(f"images.path={root}: there is no such folder")
-    found, stack = [], [str(root)]
-    while stack:
-        with os.scandir(stack.pop()) as entries:
+    found: list[os.DirEntry[str]] = []
+    folders, seen = [str(root)], set()
+    links: list[str] = []
+    while folders or links:
+        folder = folders.pop() if folders else links.pop()
+        if (real := os.path.realpath(folder)) in seen:
+            log.warning(f"{os.path.relpath(folder, root)}: a link to a folder that is read already; left out")
+            continue
+        seen.add(real)
+        with os.scandir(folder) as entries:
             for entry in entries:
+                if entry.name.startswith("."):  # what systems leave beside the pictures
+                    continue
                 if entry.is_dir():
-                    stack.append(entry.path)
+                    (links if entry.is_symlink() else folders).append(entry.path)
                 elif entry.name.lower().endswith(EXTENSIONS) and fnmatch(os.path.relpath(entry.path, root), files):
                     found.append(entry)
     return sorted(found, key=lambda e: e.path)

@@ -90,7 +90,8 @@ def _probe(cfg: DictConfig, plans: Sequence[Plan], launch: Launch) -> tuple[dict
 
     started = time.monotonic()
     task = task_of(cfg)
-    evaluate.check(task, protocol_of(cfg, task))  # before the long work, not after it
+    estimator = probe_of(cfg, task)  # what can be refused is refused before the long work
+    evaluate.check(task, protocol_of(cfg, task))
     keys, skipped = _embed(cfg, plans, [v for s in task.samples for v in s.views])
     task = _without(task, skipped)
     protocol = protocol_of(cfg, task)
@@ -101,7 +102,7 @@ def _probe(cfg: DictConfig, plans: Sequence[Plan], launch: Launch) -> tuple[dict
             for cell in [(tap.name, readout)] if plan.role != PIXELS else list(cells):
                 cells.setdefault(cell, {})[plan.role] = values
     with tqdm(total=evaluate.evaluations(cells, protocol), desc="probe", unit="fold", mininterval=0.5) as bar:
-        found = evaluate.evaluate(task, cells, probe_of(cfg, task), protocol, bar.update)
+        found = evaluate.evaluate(task, cells, estimator, protocol, bar.update)
     about = about_run(cfg, task, plans, keys.values(), skipped, launch, time.monotonic() - started)
     result = {
         **about,

@@ -1,0 +1,174 @@
+"""python tests/speed/extraction.py
+
+Images per second of `embed` on the CPU, and what its memory does as pictures become more.
+
+Ours: digests and keys of 192 JPEG pictures (500 x 375), then `embed` of some taps into a fresh store.
+Rival: a bare loop over a torch DataLoader with the same pictures, order, batches of 32, number of workers (that of
+workers=auto) and preprocess function; it calls the very same module and keeps one output. It is given our memory format
+(channels_last, model and batch), which is up to twice as fast for convolutions: so what is compared is overhead alone.
+Left out for both, as they come once per store: loading the model, and settling the store with its canaries.
+
+Targets, of the rival's images per second (median of 7 interleaved pairs): three taps >= 0.97, twelve taps >= 0.95.
+Memory: the most anonymous memory over what it was before `embed`, in a process of its own, of a small ViT on 96 and on
+384 pictures. Target: 384 take less than 16 MB more than 96 (three taps of 288 more rows are 0.7 MB).
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from pairs import ratio, rounds, timed
+from PIL import Image
+from tabulate import tabulate
+from torch.utils.data import DataLoader, Dataset
+
+from probing.embed import Request, embed, settle
+from probing.jobs.configure import compose, load_encoder, plans_of, workers_of
+from probing.picture import Digests
+from probing.store import Cell
+from probing.types import Encoder, View
+
+PICTURES, BATCH, PAIRS = 192, 32, 7
+TAPS = {
+    "efficientnet_lite0": {"3 taps": "[stage.0,stage.3,final_norm]"},
+    "vit_s16": {"3 taps": "[block.3,block.7,final_norm]", "12 blocks": f"[{','.join(f'block.{i}' for i in range(12))}]"},
+}
+TARGET = {"3 taps": 0.97, "12 blocks": 0.95}
+SMALL = ["encoder.architecture=vit_tiny_patch16_224", "encoder.name=vit_tiny"]
+
+
+def draw(folder: Path, count: int) -> list[Path]:
+    """Smooth colours and some noise, as JPEG files."""
+    rng, paths = np.random.default_rng(0), []
+    for i in range(count):
+        coarse = Image.fromarray(rng.integers(0, 256, (6, 8, 3), dtype=np.uint8)).resize((500, 375), Image.Resampling.BICUBIC)
+        noisy = np.asarray(coarse, np.int16) + rng.integers(-8, 9, (375, 500, 1), dtype=np.int16)
+        paths.append(folder / f"{i:04}.jpg")
+        Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).save(paths[-1], quality=90)
+    return paths
+
+
+class Plain(Dataset[torch.Tensor]):
+    def __init__(self, paths: list[Path], encoder: Encoder) -> None:
+        self.paths, self.encoder = paths, encoder
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        return self.encoder.preprocess(Image.open(self.paths[i]).convert("RGB"))
+
+
+def rival(paths: list[Path], encoder: Encoder, workers: int) -> float:
+    def loop() -> None:
+        kept = []
+        with torch.inference_mode():
+            for batch in DataLoader(Plain(paths, encoder), batch_size=BATCH, num_workers=workers):
+                kept.append(encoder.module(batch.contiguous(memory_format=torch.channels_last)).cpu())
+        assert sum(map(len, kept)) == len(paths)
+
+    return timed(loop)
+
+
+def ours(paths: list[Path], encoder: Encoder, workers: int, cells: list[Cell]) -> float:
+    with tempfile.TemporaryDirectory() as root:
+        store = settle(Path(root), encoder, "", "cpu", BATCH)
+
+        def run() -> list[str]:
+            digests, _ = Digests(Path(root, "digests")).of(paths)
+            views = {view.key(digests[view.path]): view for view in (View(p, p.name) for p in paths)}
+            embed([Request(encoder, cells, store)], views, "cpu", workers)
+            return list(views)
+
+        keys: list[str] = []
+        seconds = timed(lambda: keys.extend(run()))
+        assert not store.missing(keys, cells)[0]
+        return seconds
+
+
+def prepare(name: str, taps: str, *more: str) -> tuple[Encoder, int, list[Cell]]:
+    """The encoder in our memory format, the number of workers and the cells, all as the command line gives them."""
+    cfg = compose([f"encoder={name}", f"tap={taps}", "readout=mean", "floors=false", "device=cpu", f"batch_size={BATCH}", *more])
+    plan = plans_of(cfg)[0]
+    encoder = load_encoder(cfg, plan)
+    encoder.module.to(memory_format=torch.channels_last)
+    return encoder, workers_of(cfg), plan.cells
+
+
+def compare(name: str, paths: list[Path]) -> list[dict[str, Any]]:
+    encoder, workers, _ = prepare(name, "null")
+    calls = {"rival": partial(rival, paths, encoder, workers)}
+    calls |= {n: partial(ours, paths, encoder, workers, prepare(name, taps)[2]) for n, taps in TAPS[name].items()}
+    rival(paths[:BATCH], encoder, workers)  # warm-up
+    found = rounds(calls, PAIRS)
+    speed = {n: f"{len(paths) / statistics.median(seconds):.1f}" for n, seconds in found.items()}
+    return [
+        {
+            "encoder": name,
+            "ours": n,
+            "images/s": speed[n],
+            "rival's": speed["rival"],
+            **ratio(found["rival"], found[n], TARGET[n]),
+        }
+        for n in TAPS[name]
+    ]
+
+
+def anonymous() -> float:
+    """The anonymous memory of this process now, in MB."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("RssAnon:")[1].split()[0]) / 1024
+
+
+def growth(paths: list[Path]) -> float:
+    """By how many MB anonymous memory grows at most while `embed` runs, after a batch that warms up."""
+    encoder, workers, cells = prepare("vit_s16", TAPS["vit_s16"]["3 taps"], *SMALL)
+    ours(paths[:BATCH], encoder, workers, cells)
+    before, peak, over = anonymous(), 0.0, threading.Event()
+
+    def watch() -> None:
+        nonlocal peak
+        while not over.wait(0.005):
+            peak = max(peak, anonymous())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    ours(paths, encoder, workers, cells)
+    over.set()
+    watcher.join()
+    return peak - before
+
+
+def main() -> None:
+    logging.getLogger("probing").setLevel(logging.WARNING)
+    with tempfile.TemporaryDirectory() as folder:
+        paths = draw(Path(folder), 2 * PICTURES)
+        rows = [row for name in TAPS for row in compare(name, paths[:PICTURES])]
+        print(tabulate(rows, headers="keys", disable_numparse=True))
+        if not Path("/proc/self/status").exists():
+            return
+        peaks = {}
+        for count in (PICTURES // 2, 2 * PICTURES):
+            child = subprocess.run([sys.executable, __file__, folder, str(count)], capture_output=True, text=True, check=True)
+            peaks[count] = float(child.stdout.split()[-1])
+    few, many = peaks
+    print(f"\nmemory over the start: {few} pictures {peaks[few]:.1f} MB, {many} pictures {peaks[many]:.1f} MB")
+    print(f"difference {peaks[many] - peaks[few]:+.1f} MB, target < 16 MB {'met' if peaks[many] - peaks[few] < 16 else 'MISSED'}")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 3:
+        logging.getLogger("probing").setLevel(logging.WARNING)
+        print(growth(sorted(Path(sys.argv[1]).glob("*.jpg"))[: int(sys.argv[2])]))
+    else:
+        main()
