@@ -136,32 +136,26 @@ class _Writer:
             self._write()
 
     def close(self) -> None:
-        """Run what waits for a full batch and write what is not written yet."""
-        while self.waiting:
-            self._run(self.batch)
-        if self.rows:
-            self._write()
-        self.encoder.module.cpu()
+        """Run what waits for a full batch and write what is not written yet, whatever ended the run."""
+        try:
+            while self.waiting:
+                self._run(self.batch)
+        finally:
+            if self.rows:
+                self._write()
+            self.encoder.module.cpu()
 
     def _run(self, count: int) -> None:
-        """Embed the first `count` waiting pictures, in smaller batches if memory runs out."""
+        """Embed the first `count` waiting pictures."""
         assert self.pictures is not None
         keys, pictures = self.waiting[:count], self.pictures[:count]
         self.waiting = self.waiting[count:]
         self.pictures = self.pictures[count:] if self.waiting else None
-        while True:
-            try:
-                found = [forward(self.encoder, part, self.cells, self.where, self.batch) for part in pictures.split(self.batch)]
-                break
-            except RuntimeError as error:
-                if not _out_of_memory(error) or self.batch == 1:
-                    raise
-                self.batch //= 2
-                log.warning(f"{self.encoder.name}: out of memory; going on with batches of {self.batch}")
-                self.store.write_card({**self.store.card(), "batch_size": self.batch})
-                if self.where.type == "cuda":
-                    torch.cuda.empty_cache()
-        self.rows.append((keys, {c: np.concatenate([f[c] for f in found]) for c in self.cells}))
+        values, batch = within_memory(self.encoder, pictures, self.cells, self.where, self.batch)
+        if batch < self.batch:
+            self.batch = batch
+            self.store.write_card({**self.store.card(), "batch_size": batch})
+        self.rows.append((keys, values))
 
     def _write(self) -> None:
         keys = [k for part, _ in self.rows for k in part]
@@ -199,6 +193,23 @@ def hooks(encoder: Encoder, taps: Sequence[Tap]) -> Iterator[dict[str, torch.Ten
             handle.remove()
 
 
+def within_memory(
+    encoder: Encoder, pictures: torch.Tensor, cells: Sequence[Cell], where: torch.device, batch_size: int
+) -> tuple[dict[Cell, np.ndarray], int]:
+    """`forward` in batches of `batch_size`, halved as often as memory runs out; also the batch size that went."""
+    while True:
+        try:
+            found = [forward(encoder, part, cells, where, batch_size) for part in pictures.split(batch_size)]
+            return {c: np.concatenate([f[c] for f in found]) for c in cells}, batch_size
+        except RuntimeError as error:
+            if not _out_of_memory(error) or batch_size == 1:
+                raise
+            batch_size //= 2
+            log.warning(f"{encoder.name}: out of memory; going on with batches of {batch_size}")
+            if where.type == "cuda":
+                torch.cuda.empty_cache()
+
+
 def forward(
     encoder: Encoder, pictures: torch.Tensor, cells: Sequence[Cell], where: torch.device, batch_size: int
 ) -> dict[Cell, np.ndarray]:
@@ -206,6 +217,7 @@ def forward(
     count = len(pictures)
     if count < batch_size:
         pictures = torch.cat([pictures, pictures[-1:].expand(batch_size - count, *pictures.shape[1:])])
+    encoder.module.eval()
     batch = pictures.to(where, memory_format=torch.channels_last, non_blocking=True)
     with hooks(encoder, list(dict.fromkeys(tap for tap, _ in cells))) as found, torch.inference_mode():
         encoder.module(batch)
@@ -222,30 +234,34 @@ def settle(root: Path, encoder: Encoder, spec: str, device: str, batch_size: int
     cells = [(tap, "native" if tap.layout == "vector" else "mean") for tap in encoder.taps]
     where = device_of(device)
     encoder.module.to(where).to(memory_format=torch.channels_last)
-    rows = forward(encoder, torch.stack([encoder.preprocess(p) for p in _canaries()]), cells, where, 8)
-    fresh = Store(root / f"{encoder.name}-{encoder.fingerprint}")
-    for folder in sorted(root.glob(f"{encoder.name}-{encoder.fingerprint}*")):
+    rows, _ = within_memory(encoder, torch.stack([encoder.preprocess(p) for p in _canaries()]), cells, where, 8)
+    name = f"{encoder.name}-{encoder.fingerprint}"
+    differ = {}
+    for folder in sorted(root.glob(f"{name}*")):
         store = Store(folder)
-        worst = store.canary_difference(rows)
-        if worst <= CANARY_TOLERANCE:
-            card = store.card()
-            store.write_card({**card, **{k: sorted({*card[k], v}) for k, v in (("specs", spec), ("versions", versions()))}})
-            return store
-        fresh = Store(root / f"{encoder.name}-{encoder.fingerprint}-{versions()}")
-        log.warning(
-            f"{encoder.name}: these library versions change its embeddings (canaries differ by {worst:.0e} from {folder.name}); beginning the store {fresh.folder.name}"
-        )
-    fresh.write([f"canary {i}" for i in range(8)], rows, prefix="canary")
-    fresh.write_card(
-        {
-            "name": encoder.name,
-            "fingerprint": encoder.fingerprint,
-            "batch_size": batch_size,
-            "specs": [spec],
-            "versions": [versions()],
-        }
-    )
-    return fresh
+        if store.empty():  # killed before its canaries were written: begin it
+            break
+        differ[folder.name] = store.canary_difference(rows)
+        if differ[folder.name] <= CANARY_TOLERANCE:
+            return _vouch(store, encoder, spec, batch_size)
+    else:
+        store = Store(root / (f"{name}-{versions()}" if differ else name))
+        for other, by in differ.items():
+            log.warning(
+                f"{encoder.name}: these library versions change its embeddings (canaries differ by {by:.0e} from {other}); "
+                f"beginning the store {store.folder.name}"
+            )
+    store.write([f"canary {i}" for i in range(8)], rows, prefix="canary")
+    return _vouch(store, encoder, spec, batch_size)
+
+
+def _vouch(store: Store, encoder: Encoder, spec: str, batch_size: int) -> Store:
+    """Write down that this spec, under these library versions, belongs to the store."""
+    card = {"name": encoder.name, "fingerprint": encoder.fingerprint, "batch_size": batch_size, **store.card()}
+    for key, value in (("specs", spec), ("versions", versions())):
+        card[key] = sorted({*card.get(key, ()), value})
+    store.write_card(card)
+    return store
 
 
 def _canaries() -> list[Image.Image]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import logging
 import uuid
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -26,6 +27,7 @@ from probing.types import View, digest
 if TYPE_CHECKING:
     import torch
 
+log = logging.getLogger("probing")
 PLANES = ("sagittal", "coronal", "axial")  # axis 0, 1, 2 of a RAS+ volume
 
 
@@ -35,20 +37,29 @@ def open_view(view: View) -> Image.Image:
     Raises ValueError that names the file, whatever is wrong with it.
     """
     try:
-        picture = _nifti(view) if view.frame else _pillow(view.path)
+        picture = _nifti(view) if view.frame else _pillow(view)
         for step in view.steps:
             picture = _STEPS[str(step[0])](picture, *step[1:])
         return picture
     except Exception as error:  # a broken file makes decoders raise nearly anything
         empty = view.path.is_file() and view.path.stat().st_size == 0
-        reason = "empty file" if empty else f"{type(error).__name__}: {error}".replace(str(view.path), view.name)
+        reason = "empty file" if empty else f"{type(error).__name__}: {error}"
+        for path in (str(view.path), repr(str(view.path))[1:-1]):
+            reason = reason.replace(path, view.name)
         raise ValueError(f"{view.name}: {reason}") from error
 
 
-def _pillow(path: Path) -> Image.Image:
+@functools.cache  # once per file, not once per view
+def _note_frames(name: str, frames: int) -> None:
+    log.warning(f"{name}: {frames} frames; the first is taken")
+
+
+def _pillow(view: View) -> Image.Image:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # twice this size is still refused
-        with Image.open(path) as file:
+        with Image.open(view.path) as file:
+            if (frames := getattr(file, "n_frames", 1)) > 1:
+                _note_frames(view.name, frames)
             picture = ImageOps.exif_transpose(file)
             picture.load()
     if picture.mode.startswith("I"):

@@ -111,9 +111,13 @@ class Store:
     def write_card(self, card: Mapping[str, Any]) -> None:
         write_json(self.folder / "encoder.json", card)
 
+    def empty(self) -> bool:
+        """Whether nothing was ever written here, not even canaries."""
+        return not any(self.folder.glob("canary-*.h5")) and not any(self.folder.glob("part-*.h5"))
+
     def canary_difference(self, rows: Mapping[Cell, np.ndarray]) -> float:
-        """Largest difference of canary rows from the kept ones, as a share of the largest value; infinite if a
-        store has none, or none in common."""
+        """Largest difference of canary rows from the kept ones, as a share of the largest value; infinite if none of
+        them can be compared."""
         worst, shared = 0.0, 0
         for path in self.folder.glob("canary-*.h5"):
             with _open(path) as part:

@@ -212,7 +212,8 @@ def _embed(cfg: DictConfig, plans: Sequence[Plan], views: Sequence[View]) -> tup
             encoder = load_encoder(cfg, plan)
             plan.store = settle(root, encoder, plan.spec, cfg.device, cfg.batch_size)
             requests.append(Request(encoder, plan.cells, plan.store))
-        gone |= {by_key[k].name: reason for k, reason in embed(requests, by_key, cfg.device, workers_of(cfg)).items()}
+        failed = embed(requests, by_key, cfg.device, workers_of(cfg))
+        gone |= {v.name: failed[k].replace(by_key[k].name, v.name) for v, k in keys.items() if k in failed}
     for reason in gone.values():
         log.warning(f"left out: {reason}")
     return {v: k for v, k in keys.items() if v.name not in gone}, gone

@@ -1,6 +1,6 @@
 """python tests/speed/extraction.py
 
-Images per second of `embed` on the CPU, and what its memory does as pictures become more.
+Images per second of `embed` on the CPU; then tests/speed/memory.py.
 
 Ours: digests and keys of 192 JPEG pictures (500 x 375), then `embed` of some taps into a fresh store.
 Rival: a bare loop over a torch DataLoader with the same pictures, order, batches of 32, number of workers (that of
@@ -9,18 +9,16 @@ workers=auto) and preprocess function; it calls the very same module and keeps o
 Left out for both, as they come once per store: loading the model, and settling the store with its canaries.
 
 Targets, of the rival's images per second (median of 7 interleaved pairs): three taps >= 0.97, twelve taps >= 0.95.
-Memory: the most anonymous memory over what it was before `embed`, in a process of its own, of a small ViT on 96 and on
-384 pictures. Target: 384 take less than 16 MB more than 96 (three taps of 288 more rows are 0.7 MB).
 """
 
 from __future__ import annotations
 
-import logging
+import io
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
+from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,7 +42,6 @@ TAPS = {
     "vit_s16": {"3 taps": "[block.3,block.7,final_norm]", "12 blocks": f"[{','.join(f'block.{i}' for i in range(12))}]"},
 }
 TARGET = {"3 taps": 0.97, "12 blocks": 0.95}
-SMALL = ["encoder.architecture=vit_tiny_patch16_224", "encoder.name=vit_tiny"]
 
 
 def draw(folder: Path, count: int) -> list[Path]:
@@ -87,7 +84,8 @@ def ours(paths: list[Path], encoder: Encoder, workers: int, cells: list[Cell]) -
         def run() -> list[str]:
             digests, _ = Digests(Path(root, "digests")).of(paths)
             views = {view.key(digests[view.path]): view for view in (View(p, p.name) for p in paths)}
-            embed([Request(encoder, cells, store)], views, "cpu", workers)
+            with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):  # progress
+                embed([Request(encoder, cells, store)], views, "cpu", workers)
             return list(views)
 
         keys: list[str] = []
@@ -124,51 +122,13 @@ def compare(name: str, paths: list[Path]) -> list[dict[str, Any]]:
     ]
 
 
-def anonymous() -> float:
-    """The anonymous memory of this process now, in MB."""
-    status = Path("/proc/self/status").read_text()
-    return int(status.split("RssAnon:")[1].split()[0]) / 1024
-
-
-def growth(paths: list[Path]) -> float:
-    """By how many MB anonymous memory grows at most while `embed` runs, after a batch that warms up."""
-    encoder, workers, cells = prepare("vit_s16", TAPS["vit_s16"]["3 taps"], *SMALL)
-    ours(paths[:BATCH], encoder, workers, cells)
-    before, peak, over = anonymous(), 0.0, threading.Event()
-
-    def watch() -> None:
-        nonlocal peak
-        while not over.wait(0.005):
-            peak = max(peak, anonymous())
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    ours(paths, encoder, workers, cells)
-    over.set()
-    watcher.join()
-    return peak - before
-
-
 def main() -> None:
-    logging.getLogger("probing").setLevel(logging.WARNING)
     with tempfile.TemporaryDirectory() as folder:
-        paths = draw(Path(folder), 2 * PICTURES)
-        rows = [row for name in TAPS for row in compare(name, paths[:PICTURES])]
-        print(tabulate(rows, headers="keys", disable_numparse=True))
-        if not Path("/proc/self/status").exists():
-            return
-        peaks = {}
-        for count in (PICTURES // 2, 2 * PICTURES):
-            child = subprocess.run([sys.executable, __file__, folder, str(count)], capture_output=True, text=True, check=True)
-            peaks[count] = float(child.stdout.split()[-1])
-    few, many = peaks
-    print(f"\nmemory over the start: {few} pictures {peaks[few]:.1f} MB, {many} pictures {peaks[many]:.1f} MB")
-    print(f"difference {peaks[many] - peaks[few]:+.1f} MB, target < 16 MB {'met' if peaks[many] - peaks[few] < 16 else 'MISSED'}")
+        paths = draw(Path(folder), PICTURES)
+        rows = [row for name in TAPS for row in compare(name, paths)]
+    print(tabulate(rows, headers="keys", disable_numparse=True), flush=True)
+    subprocess.run([sys.executable, Path(__file__).with_name("memory.py")], check=True)
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 3:
-        logging.getLogger("probing").setLevel(logging.WARNING)
-        print(growth(sorted(Path(sys.argv[1]).glob("*.jpg"))[: int(sys.argv[2])]))
-    else:
-        main()
+    main()
