@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from probing import picture, readouts
+from probing.files import sweep
 from probing.store import Cell, Store, versions
 from probing.types import Encoder, Tap, View
 
@@ -65,9 +66,10 @@ def _collate(
 def device_of(choice: str) -> torch.device:
     """device=auto is CUDA where there is one, else the CPU."""
     if choice == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        choice = "cuda" if torch.cuda.is_available() else "cpu"
     if choice.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError(f"device={choice}: this machine has no CUDA device that torch can use. Type device=cpu")
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False  # float32 means float32
     return torch.device(choice)
 
 
@@ -116,7 +118,7 @@ class _Writer:
     def __init__(self, request: Request, keys: set[str], cells: Sequence[Cell], where: torch.device) -> None:
         self.encoder, self.store, self.keys, self.cells, self.where = request.encoder, request.store, keys, cells, where
         self.batch: int = self.store.card()["batch_size"]
-        self.store.sweep()
+        sweep(self.store.folder)
         self.encoder.module.to(where).to(memory_format=torch.channels_last)  # twice as fast for convolutions on a CPU
         self.waiting: list[str] = []
         self.pictures: torch.Tensor | None = None  # of the keys that wait for a full batch

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+STALE_SECONDS = 86_400
 
 
 @contextmanager
@@ -23,6 +26,13 @@ def whole(path: Path) -> Iterator[Path]:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def sweep(folder: Path) -> None:
+    """Remove temporaries that a killed writer left, once they are a day old."""
+    for path in folder.glob(".tmp-*"):
+        if time.time() - path.stat().st_mtime > STALE_SECONDS:
+            path.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -81,6 +81,11 @@ def volume(path: Path, low: float, high: float) -> np.ndarray:
 
     image = nibabel.as_closest_canonical(nibabel.load(path))  # type: ignore[arg-type, attr-defined]
     values = np.asarray(image.dataobj, np.float32)  # type: ignore[attr-defined]
+    if values.ndim == 4 and values.shape[3] == 1:  # one point in time
+        values = values[..., 0]
+    if (bad := ~np.isfinite(values)).any() and not bad.all():
+        log.warning(f"{path.name}: {bad.sum()} voxels that are no number are taken as the smallest")
+        values = np.where(bad, values[~bad].min(), values)
     if values.ndim != 3:
         raise ValueError(f"a volume of shape {values.shape} is not three-dimensional")
     bottom, top = np.percentile(values, [low, high])

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from probing.files import whole, write_json
+from probing.files import sweep, whole, write_json
 from probing.types import digest
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ class Run:
     def begin(self, roots: Mapping[str, str]) -> None:
         """Say that this process is at it, for job=status, and which paths of this machine the names of roots stand
         for. Nothing depends on either."""
+        sweep(self.folder)
         write_json(self.folder / "roots.local.json", roots)
         where = {"host": socket.gethostname(), "pid": os.getpid(), "slurm": os.environ.get("SLURM_JOB_ID"), "time": time.time()}
         write_json(self.folder / "status.json", {"state": "running", **where})

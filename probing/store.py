@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,7 +23,6 @@ from probing.types import Tap, digest
 
 Cell = tuple[Tap, str]  # a tap and a readout
 CHUNK = 256
-STALE_SECONDS = 86_400
 
 
 class Store:
@@ -96,12 +94,6 @@ class Store:
         with whole(final) as temporary:
             temporary.write_bytes(image)
         return final
-
-    def sweep(self) -> None:
-        """Remove temporaries that a killed writer left, once they are a day old."""
-        for path in self.folder.glob(".tmp-*"):
-            if time.time() - path.stat().st_mtime > STALE_SECONDS:
-                path.unlink(missing_ok=True)
 
     def card(self) -> dict[str, Any]:
         """encoder.json: name, fingerprint, batch size and the specs that led here; empty if there is none."""

@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 
 from probing import files, store
-from probing.files import whole, write_json
-from probing.store import CHUNK, STALE_SECONDS, Store
+from probing.files import STALE_SECONDS, sweep, whole, write_json
+from probing.store import CHUNK, Store
 from probing.types import Tap
 
 NORM, POOL = Tap("final_norm", "norm", "tokens", ("cls",)), Tap("pooled", "pool", "vector")
@@ -256,7 +256,7 @@ def test_temporaries_are_no_parts_and_are_swept_only_when_old(filled: tuple[Stor
     for part in made.folder.glob("part-*"):
         os.utime(part, (0, 0))
     assert (made.read(names, CELL) == values).all()
-    made.sweep()
+    sweep(made.folder)
     assert young.exists() and not old.exists() and not odd.exists()
     assert (Store(made.folder).read(names, CELL) == values).all(), "parts are never swept, however old"
 

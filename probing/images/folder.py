@@ -75,7 +75,7 @@ def _files(root: Path, files: str) -> list[os.DirEntry[str]]:
             continue
         seen.add(real)
         with os.scandir(folder) as entries:
-            for entry in entries:
+            for entry in sorted(entries, key=lambda e: e.name):
                 if entry.name.startswith("."):  # what systems leave beside the pictures
                     continue
                 if entry.is_dir():
