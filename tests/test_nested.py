@@ -352,6 +352,14 @@ def test_the_fewest_groups_that_can_be_folded(groups: int) -> None:
         assert np.isfinite(found.score).all()
 
 
+@pytest.mark.parametrize("changes", [{"folds": 1}, {"inner": 1}])
+def test_less_than_two_folds_are_refused(changes: dict[str, int]) -> None:
+    """One outer fold leaves nothing to train on; one inner fold would leave the setting to chance."""
+    values, task = planted()
+    with pytest.raises(ValueError, match="fold"):
+        run(values, task, **changes)
+
+
 class Broken(GaussianNB):
     def predict_proba(self, values: np.ndarray) -> np.ndarray:
         return np.full_like(super().predict_proba(values), np.nan)

@@ -81,6 +81,13 @@ def test_too_few_groups_say_what_to_type(available: int) -> None:
         assert len(set(stats.folds(None, groups, int(advice[1]), 0))) == int(advice[1])
 
 
+@pytest.mark.parametrize("count", [0, 1])
+def test_less_than_two_folds_are_refused(count: int) -> None:
+    """One fold would leave nothing to train on."""
+    with pytest.raises(ValueError, match="fold"):
+        stats.folds(None, np.arange(10), count, 0)
+
+
 # --- exchange ----------------------------------------------------------------------------------------------------
 
 COPIES = ([0, 1, 0, 1, 1, 0], [0, 0, 1, 1, 2, 2], [0, 0, 0, 0, 1, 1])  # labels, sources, groups
@@ -353,6 +360,19 @@ def test_intervals_cover(count: int, runs: int) -> None:
 def test_95_percent_intervals_cover_95_percent(count: int, balanced: bool) -> None:
     """The estimand: the expected share of right answers of fixed predictions, over groups."""
     assert 0.93 <= coverage(count, 2_000, balanced) <= (0.97 if count >= 60 else 0.98)
+
+
+def test_few_groups_widen_an_interval() -> None:
+    """The same groups 25 times over: the interval shrinks by more than the root of 25, as Student's quantile does."""
+    hits = np.array([0, 1, 2, 2, 3, 3, 3, 4, 4, 4, 4, 4])
+    right = (np.arange(4) < hits[:, None]).astype(float).ravel()
+    few, many = (
+        stats.cluster_interval(
+            stats.class_parts(np.zeros(48 * k, int), np.tile(right, k), 1), np.repeat(np.arange(12 * k), 4), stats.accuracy
+        )
+        for k in (1, 25)
+    )
+    assert 1.06 < (few.high - few.low) / (many.high - many.low) / 5 < 1.25
 
 
 def test_interval_of_independent_samples_is_wilsons() -> None:
