@@ -18,6 +18,7 @@ from typing import Any
 import hydra
 from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
@@ -46,15 +47,17 @@ def _job(cfg: DictConfig) -> None:
         "folder": "",
         "seconds": 0.0,
     }
+    stopped = False
     try:
         outcome = {**shown, **jobs.run(cfg, jobs.Launch(tuple(found.overrides.task), tuple(defaults), _config_dir(found)))}
     except KeyboardInterrupt:
+        stopped = True
         outcome = {
             **shown,
             "state": "failed",
             "says": "interrupted. What was computed is kept; the same command goes on from there",
         }
-    except OmegaConfBaseException as error:
+    except (OmegaConfBaseException, HydraException) as error:
         outcome = {**shown, "state": "failed", "says": _help(error)}
     except Exception as error:
         if not isinstance(error, (ValueError, OSError)):
@@ -62,7 +65,7 @@ def _job(cfg: DictConfig) -> None:
         outcome = {**shown, "state": "failed", "says": _explain(error, cfg)}
     number = found.job.num if found.mode and found.mode.name == "MULTIRUN" else 0
     write_json(Path(os.environ[SWEEP]) / f"{number}.json", outcome)
-    if "interrupted" in outcome["says"]:
+    if stopped:  # and with it the rest of the sweep
         raise KeyboardInterrupt
 
 
@@ -70,7 +73,8 @@ def main() -> None:
     """The command line. Exit code 0: all done; 1: a job failed; 2: the command can not be understood."""
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises what is wrong with a command, and we can say it better
     _speak()
-    if "--config-dir" not in " ".join(sys.argv) and Path("conf").is_dir() and Path("conf").resolve() != CONF.resolve():
+    typed = any(a == "-cd" or a.startswith("--config-dir") for a in sys.argv)
+    if not typed and Path("conf").is_dir() and Path("conf").resolve() != CONF.resolve():
         sys.argv += ["--config-dir", str(Path("conf").resolve())]
     if (fault := _single_choice(sys.argv[1:])) is not None:
         sys.exit(_fail(fault))
@@ -79,13 +83,13 @@ def main() -> None:
     try:
         _job()
     except KeyboardInterrupt:
-        pass
-    except OSError as error:  # not even the outcome could be written
-        sys.exit(_fail(f"{error}", 1))
+        sys.exit(_close(folder) or _fail("interrupted. What was computed is kept; the same command goes on from there", 1))
     except Exception as error:
-        if not type(error).__module__.startswith(("hydra", "omegaconf")):
-            raise
-        sys.exit(_fail(_help(error)))
+        if type(error).__module__.startswith(("hydra", "omegaconf")):
+            sys.exit(_fail(_help(error)))
+        if isinstance(error, OSError):  # not even the outcome could be written
+            sys.exit(_fail(str(error), 1))
+        raise
     sys.exit(_close(folder))
 
 
@@ -102,6 +106,7 @@ def _close(folder: Path) -> int:
         path.unlink()
     if folder.exists():
         folder.rmdir()
+    (folder.parent / "multirun.yaml").unlink(missing_ok=True)  # Hydra's; it holds paths of this machine
     failed = [f for f in found if f["state"] == "failed"]
     if any(f["state"] == "done" and f["job"] == "probe" for f in found):
         records.write_results(str(folder.parents[1]))

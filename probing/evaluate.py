@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -30,6 +29,8 @@ def evaluate(
     check(task, protocol)
     labels, seed = task.labels, int(digest([s.id for s in task.samples], task.labels.tolist())[:8], 16)
     exchanged, level, bits = stats.exchange(labels, task.sources, task.groups, protocol.permutations + 2, seed)
+    if bits == 0:  # nothing may be exchanged: there is no test, but shuffled labels are still shuffled
+        exchanged[-2:] = np.random.default_rng(seed).permuted(exchanged[-2:], axis=1)
     majority = _majority(task, protocol)
     pixels: Nested | None = None  # the same for every cell
     found: list[tuple[tuple[str, str], dict[str, Nested], float | None, np.ndarray]] = []
@@ -40,7 +41,7 @@ def evaluate(
         runs[SHUFFLED] = nested(values, exchanged[-1], task, probe, protocol, tick)
         runs[PLANTED] = nested(plant(values, exchanged[-2], task, seed), exchanged[-2], task, probe, protocol, tick)
         runs[MAJORITY] = majority
-        p, null = _null(values, labels, exchanged[:-2], runs[ENCODER], task, probe, protocol, bits)
+        p, null = _null(values, labels, exchanged[:-2], runs[ENCODER], task, probe, protocol, bits, tick)
         found.append((cell, runs, p, null))
     truths = {SHUFFLED: exchanged[-1], PLANTED: exchanged[-2]}
     results = [_result(task, cell, runs, truths, p, null, level, protocol) for cell, runs, p, null in found]
@@ -50,9 +51,10 @@ def evaluate(
 
 
 def evaluations(cells: Mapping[tuple[str, str], Mapping[str, np.ndarray]], protocol: Protocol) -> int:
-    """How often `evaluate` calls tick()."""
+    """How often `evaluate` calls tick() (less often where a nested null turns out not to be testable)."""
     shared = max(sum(PIXELS in rows for rows in cells.values()) - 1, 0)
-    return (sum(len(rows) + 2 for rows in cells.values()) - shared) * protocol.folds * protocol.repeats
+    null = len(cells) * protocol.permutations if protocol.null == "nested" else 0
+    return (sum(len(rows) + 2 for rows in cells.values()) - shared + null) * protocol.folds * protocol.repeats
 
 
 def plant(values: np.ndarray, labels: np.ndarray, task: Task, seed: int) -> np.ndarray:
@@ -101,15 +103,16 @@ def _null(
     probe: Probe,
     protocol: Protocol,
     bits: float,
+    tick: Callable[[], object],
 ) -> tuple[float | None, np.ndarray]:
     """p of the encoder's statistic among exchanged labels, or None where too few arrangements exist to reach .05."""
-    alike = math.log2(math.factorial(len(task.classes)))  # renaming the classes leaves the statistic as it is
+    alike = stats.renamings(labels, task.sources, task.groups) if task.kind == "classes" else 0.0
     if 2 ** (alike - bits) > 0.05 or protocol.permutations < 19:
         return None, np.empty(0)
     if protocol.null == "nested":
         metric, parts = _headline(task), _parts(task)
         observed = float(metric(parts(labels, run).sum(0)))
-        null = np.array([metric(parts(e, nested(values, e, task, probe, protocol)).sum(0)) for e in exchanged])
+        null = np.array([metric(parts(e, nested(values, e, task, probe, protocol, tick)).sum(0)) for e in exchanged])
     else:
         fold = stats.folds(None, task.groups, protocol.folds, protocol.seed)
         observed, null = stats.ridge_null(values, labels, exchanged, fold, len(task.classes) or None)

@@ -28,6 +28,17 @@ def whole(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def read_json(path: Path, *keys: str) -> dict[str, Any]:
+    """A mapping that has these keys. Raises ValueError that names a file which is damaged."""
+    try:
+        found = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path}: damaged ({error}). Remove it and launch again") from error
+    if not isinstance(found, dict) or any(k not in found for k in keys):
+        raise ValueError(f"{path}: damaged. Remove it and launch again")
+    return found
+
+
 def sweep(folder: Path) -> None:
     """Remove temporaries that a killed writer left, once they are a day old."""
     for path in folder.glob(".tmp-*"):

@@ -44,7 +44,7 @@ def finding_of(
     if p <= 0.05:
         return "undetermined", "the permutation test sees something, but the interval reaches down to chance" + needed
     if main.low > chance:
-        return "undetermined", "the interval lies above chance, but those of exchanged labels do as well"
+        return "undetermined", "the interval lies above chance, but the permutation test does not confirm it"
     return "undetermined", f"the interval reaches beyond chance ± {protocol.delta:g}" + needed
 
 

@@ -33,6 +33,12 @@ class Protocol:
     seed: int
     limited: bool = False
 
+    def __post_init__(self) -> None:
+        if self.null not in ("ridge", "nested"):
+            raise ValueError(f"protocol.null={self.null}: type ridge or nested")
+        if min(self.folds, self.inner) < 2 or self.repeats < 1:
+            raise ValueError("type protocol.folds and protocol.inner of 2 folds or more, and protocol.repeats of 1 or more")
+
 
 @dataclass(frozen=True)
 class Probe:
@@ -71,16 +77,18 @@ def nested(
     places = [(r, f) for r in range(protocol.repeats) for f in range(protocol.folds)]
     classes = len(task.classes) or None
     settings = _settings(probe)
+    centre, size = (0, 1) if classes else (labels.mean(), labels.std() or 1.0)  # scikit-learn may fit in float32
+    target = labels if classes else (labels - centre) / size
     small = values.size * len(settings) < SMALL
     score = np.full((protocol.repeats, len(labels), classes or 1), np.nan)
     inner, chosen, unconverged = np.empty((protocol.repeats, protocol.folds)), [], 0
     with parallel_config("loky", inner_max_num_threads=1):
         work = Parallel(n_jobs=1 if small else min(cpu_count(), len(places)), return_as="generator")
         done = work(
-            delayed(_outer)(values, labels, task.groups, classes, fold[r] == f, probe, settings, protocol) for r, f in places
+            delayed(_outer)(values, target, task.groups, classes, fold[r] == f, probe, settings, protocol) for r, f in places
         )
         for (r, f), (predicted, best, which, failed) in zip(places, done, strict=True):
-            score[r, fold[r] == f], inner[r, f] = predicted, best
+            score[r, fold[r] == f], inner[r, f] = (predicted if classes else predicted * size + centre), best
             chosen.append(str(settings[which]))
             unconverged += failed
             tick()

@@ -8,20 +8,21 @@ into slices in radiological convention (the patient's left is at the right; supe
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
-import json
 import logging
 import uuid
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from stat import S_ISREG
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image, ImageOps
 
-from probing.files import write_json
+from probing.files import read_json, write_json
 from probing.types import View, digest
 
 if TYPE_CHECKING:
@@ -156,7 +157,8 @@ class Digests:
         self.folder = folder
         self.known: dict[str, str] = {}
         for part in sorted(folder.glob("part-*.json")):
-            self.known.update(json.loads(part.read_text()))
+            with contextlib.suppress(ValueError):  # a damaged part costs one more reading of its files
+                self.known.update(read_json(part))
 
     def of(self, paths: Iterable[Path]) -> tuple[dict[Path, str], dict[Path, str]]:
         """The digest of each file, and the reason for each file that can not be read. New digests become one part."""
@@ -164,6 +166,8 @@ class Digests:
         for path in dict.fromkeys(paths):
             try:
                 stat = path.stat()
+                if not S_ISREG(stat.st_mode):
+                    raise OSError(0, "not a plain file")
                 mark = digest(str(path.resolve()), stat.st_size, stat.st_mtime_ns)
                 if mark not in self.known:
                     with open(path, "rb") as file:

@@ -7,8 +7,9 @@ outputs/<job>/<choices>-<8 hex>/   result.json  predictions.csv  arrays.npz
 from __future__ import annotations
 
 import csv
-import json
+import logging
 import os
+import re
 import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,12 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from probing.files import sweep, whole, write_json
+from probing.files import read_json, sweep, whole, write_json
 from probing.types import digest
 
 if TYPE_CHECKING:
     import numpy as np
     import pandas
+
+
+log = logging.getLogger("probing")
 
 
 @dataclass(frozen=True)
@@ -34,14 +38,14 @@ class Run:
     @classmethod
     def of(cls, outputs: str, job: str, choices: Sequence[str], identity: Mapping[str, Any]) -> Run:
         mark = digest(identity)
-        return cls(Path(outputs) / job / f"{'-'.join(map(str, choices))}-{mark[:8]}", mark)
+        return cls(Path(outputs) / job / f"{'-'.join(_plain(c) for c in choices)}-{mark[:8]}", mark)
 
     def finished(self) -> dict[str, Any] | None:
         """The stored result, if this very run has one."""
         path = self.folder / "result.json"
         if not path.exists():
             return None
-        result = json.loads(path.read_text())
+        result = read_json(path, "identity")
         if result["identity"] != self.identity:
             raise ValueError(f"{self.folder} holds another run with the same first eight hex digits. Move it away")
         return result
@@ -67,10 +71,18 @@ class Run:
             with whole(self.folder / "arrays.npz") as temporary:
                 np.savez_compressed(temporary, **arrays)  # type: ignore[arg-type]
         for name, rows in tables.items():
-            with whole(self.folder / f"{name}.csv") as temporary, open(temporary, "w", newline="") as file:
+            with (
+                whole(self.folder / f"{name}.csv") as temporary,
+                open(temporary, "w", newline="", encoding="utf-8", errors="surrogateescape") as file,
+            ):
                 csv.writer(file, lineterminator="\n").writerows(rows)
         write_json(self.folder / "result.json", {**result, "identity": self.identity})
         (self.folder / "status.json").unlink(missing_ok=True)
+
+
+def _plain(choice: Any) -> str:
+    """A choice as part of a folder's name."""
+    return re.sub(r"[^\w.+-]+", "_", str(choice)).strip(".") or "_"
 
 
 def status(outputs: str) -> list[dict[str, Any]]:
@@ -78,19 +90,22 @@ def status(outputs: str) -> list[dict[str, Any]]:
     rows = []
     for folder in sorted(p for p in Path(outputs).glob("*/*") if (p / "result.json").exists() or (p / "status.json").exists()):
         row = {"job": folder.parent.name, "run": folder.name}
-        if (folder / "result.json").exists():
-            result = json.loads((folder / "result.json").read_text())
-            rows.append({**row, "state": "done", "says": result.get("summary", "")})
-            continue
-        found = json.loads((folder / "status.json").read_text())
-        state = found["state"]
-        if state == "running" and found["host"] == socket.gethostname() and not _alive(found["pid"]):
-            state = "interrupted"
-        says = found.get("reason") or f"pid {found['pid']} on {found['host']}" + (
-            f", Slurm job {found['slurm']}" if found.get("slurm") else ""
-        )
-        rows.append({**row, "state": state, "says": says})
+        try:
+            rows.append(row | _state(folder))
+        except ValueError as error:
+            rows.append(row | {"state": "damaged", "says": str(error)})
     return rows
+
+
+def _state(folder: Path) -> dict[str, Any]:
+    if (folder / "result.json").exists():
+        return {"state": "done", "says": read_json(folder / "result.json", "identity").get("summary", "")}
+    found = read_json(folder / "status.json", "state")
+    state = found["state"]
+    if state == "running" and found.get("host") == socket.gethostname() and not _alive(found.get("pid", 0)):
+        state = "interrupted"
+    at = f"pid {found.get('pid')} on {found.get('host')}" + (f", Slurm job {found['slurm']}" if found.get("slurm") else "")
+    return {"state": state, "says": found.get("reason") or at}
 
 
 def _alive(pid: int) -> bool:
@@ -107,7 +122,12 @@ def results(outputs: str | Path) -> pandas.DataFrame:
     """One tidy row per estimate of every finished run under `outputs`."""
     import pandas
 
-    rows = [r for path in sorted(Path(outputs).glob("*/*/result.json")) for r in json.loads(path.read_text()).get("rows", [])]
+    rows = []
+    for path in sorted(Path(outputs).glob("*/*/result.json")):
+        try:
+            rows += read_json(path, "identity").get("rows", [])
+        except ValueError as error:
+            log.warning(f"left out: {error}")
     return pandas.DataFrame(rows)
 
 

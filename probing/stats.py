@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -36,9 +37,10 @@ def balanced_accuracy(sums: np.ndarray) -> np.ndarray:
 
 
 def number_parts(labels: np.ndarray, predicted: np.ndarray) -> np.ndarray:
-    """[N,5]: squared error, absolute error, y, y squared, 1."""
-    error = predicted - labels
-    return np.stack([error**2, np.abs(error), labels, labels**2, np.ones_like(labels)], 1)
+    """[N,5]: squared error, absolute error, y, y squared, 1; the squares of labels brought to mean 0 and size 1."""
+    size = labels.std() or 1.0  # R2 knows no unit: squares of tiny, huge or far-off labels would lose every digit
+    error, y = predicted - labels, (labels - labels.mean()) / size
+    return np.stack([(error / size) ** 2, np.abs(error), y, y**2, np.ones_like(y)], 1)
 
 
 def r2(sums: np.ndarray) -> np.ndarray:
@@ -113,6 +115,8 @@ def folds(labels: np.ndarray | None, groups: np.ndarray, count: int, seed: int) 
     scikit-learn's StratifiedGroupKFold deals alike, but can leave a fold empty and refuses classes smaller than the
     number of folds.
     """
+    if count < 2:
+        raise ValueError(f"{count} folds: type 2 or more, or there is nothing to train on")
     _, group = np.unique(groups, return_inverse=True)
     available = int(group.max()) + 1
     if available < count:
@@ -155,6 +159,22 @@ def exchange(labels: np.ndarray, sources: np.ndarray, groups: np.ndarray, count:
         for j, unit in enumerate(units):
             out[:, unit] = moved[:, j, None]
     return out, " and ".join(levels) or "none", bits
+
+
+def renamings(labels: np.ndarray, sources: np.ndarray, groups: np.ndarray) -> float:
+    """log2 of the number of ways to rename the classes that map the arrangements of `exchange` onto themselves. They
+    leave every statistic as it is, so that many arrangements can not be told apart."""
+    from math import factorial, log2
+
+    blocks, _, _ = _blocks(labels, sources, groups)
+    moved = np.zeros(len(labels), bool)
+    for units in blocks:
+        moved[np.concatenate(units)] = True
+    profile = [
+        (*(sum(labels[u[0]] == k for u in b) for b in blocks), k if (labels[~moved] == k).any() else -1)
+        for k in np.unique(labels)
+    ]
+    return sum(log2(factorial(n)) for n in Counter(profile).values())
 
 
 def _blocks(labels: np.ndarray, sources: np.ndarray, groups: np.ndarray) -> tuple[list[list[np.ndarray]], list[str], float]:
@@ -217,13 +237,13 @@ def _ridge(
     """Predictions [P, N_test] per penalty, through one eigendecomposition of the training Gram matrix."""
     centre = train.mean(0)
     train, test = (train - centre).astype(np.float32), (test - centre).astype(np.float32)
-    gram = train @ train.T
-    eigenvalues, vectors = np.linalg.eigh(gram)
-    project = (test @ train.T) @ vectors
-    scale = max(float(np.trace(gram)) / len(gram), 1e-12)
+    narrow = train.shape[1] < len(train)  # the smaller of the two Gram matrices gives the same predictions
+    eigenvalues, vectors = np.linalg.eigh(train.T @ train if narrow else train @ train.T)
+    project = test @ vectors if narrow else (test @ train.T) @ vectors
+    scale = max(float((train**2).sum()) / len(train), 1e-12)
     targets = [(labels == k).T.astype(np.float32) for k in range(classes)] if classes else [labels.T.astype(np.float32)]
     means = [t.mean(0) for t in targets]
-    turned = [vectors.T @ (t - m) for t, m in zip(targets, means, strict=True)]
+    turned = [vectors.T @ (train.T @ (t - m) if narrow else t - m) for t, m in zip(targets, means, strict=True)]
     out = []
     for penalty in penalties:
         hat = project / (np.maximum(eigenvalues, 0) + penalty * scale)

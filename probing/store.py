@@ -8,7 +8,6 @@ float32 in chunks of 256 rows, checksummed. Two parts that hold one key hold the
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from probing.files import whole, write_json
+from probing.files import read_json, whole, write_json
 from probing.types import Tap, digest
 
 Cell = tuple[Tap, str]  # a tap and a readout
@@ -98,7 +97,7 @@ class Store:
     def card(self) -> dict[str, Any]:
         """encoder.json: name, fingerprint, batch size and the specs that led here; empty if there is none."""
         path = self.folder / "encoder.json"
-        return json.loads(path.read_text()) if path.exists() else {}
+        return read_json(path) if path.exists() else {}
 
     def write_card(self, card: Mapping[str, Any]) -> None:
         write_json(self.folder / "encoder.json", card)
@@ -128,7 +127,7 @@ def find(root: Path, name: str, spec: str, versions: str | None) -> Store | None
     `versions` must be among those that its canaries vouch for; None takes any.
     """
     for path in sorted(root.glob(f"{name}-*/encoder.json")):
-        card = json.loads(path.read_text())
+        card = read_json(path, "specs", "versions")
         if spec in card["specs"] and (versions is None or versions in card["versions"]):
             return Store(path.parent)
     return None

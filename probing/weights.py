@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 WRAPPERS = ("state_dict", "model")  # what Lightning, open_clip and timm put around a state dict
 
 
-def find(weights: str, source: Mapping[str, Any] | None) -> Path:
+def find(weights: str, source: Mapping[str, Any] | None, fetch: bool = True) -> Path:
     """The file that weights=hub or weights=PATH stands for. `source` is the YAML's {package, file, sha256} or
     {repo, revision, file, sha256}. Raises FileNotFoundError that says what to type."""
     if weights != "hub":
@@ -48,7 +48,7 @@ def find(weights: str, source: Mapping[str, Any] | None) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
-        return Path(hf_hub_download(source["repo"], source["file"], revision=source["revision"]))
+        return Path(hf_hub_download(source["repo"], source["file"], revision=source["revision"], local_files_only=not fetch))
     except (LocalEntryNotFoundError, HfHubHTTPError) as error:
         raise FileNotFoundError(
             f"weights=hub: {source['repo']} at {source['revision']} is not in the local cache and could not be fetched. Type weights=PATH of {source['file']}"
@@ -75,7 +75,7 @@ def read(path: Path, sha256: str | None = None, allow_pickle: bool = False, pref
             found = hashlib.file_digest(file, "sha256").hexdigest()
         if found != sha256:
             raise ValueError(f"{path.name}: its sha256 is {found}, not the pinned {sha256}. Get the file again")
-    if path.suffix == ".safetensors":
+    if path.suffix.lower() == ".safetensors":
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
@@ -97,6 +97,8 @@ def read(path: Path, sha256: str | None = None, allow_pickle: bool = False, pref
     for wrapper in WRAPPERS:
         if isinstance(state, Mapping) and isinstance(state.get(wrapper), Mapping):
             state = state[wrapper]
+    if not isinstance(state, Mapping):
+        raise ValueError(f"{path.name}: it holds a {type(state).__name__}, not a state dict")
     state = {k: v for k, v in state.items() if isinstance(v, torch.Tensor)}
     if prefix:
         state = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}

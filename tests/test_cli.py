@@ -195,6 +195,13 @@ def test_a_command_that_can_not_be_understood(cli: Cli, typed: list[str], said: 
         (["encoders=[tiny,pixels]"], ["job=embed", "-m encoder=tiny,pixels"]),
         (["job=embed", "shard=2", "shards=2"], ["shard=0 to shard=1"]),
         (["encoder._target_=os.system"], ["neither ours nor scikit-learn's", "allow=[os]"]),
+        (["encoder._target_=probing.records.os.kill"], ["neither ours nor scikit-learn's"]),
+        (["encoder._target_=probing.jobs.show.subprocess.run"], ["neither ours nor scikit-learn's"]),
+        (["batch_size=0"], ["batch_size=0", "1 or more"]),
+        (["seed=-1"], ["seed=-1", "0 or more"]),
+        (["protocol.null=nestd"], ["ridge or nested"]),
+        (["name=../x"], ["name=../x", "letters"]),
+        (["device=tpu"], ["device=tpu", "cuda"]),
     ],
 )
 def test_a_request_that_can_not_be_met(cli: Cli, films: Path, tmp_path: Path, typed: list[str], said: list[str]) -> None:

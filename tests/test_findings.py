@@ -37,7 +37,7 @@ def estimate(value: float, half: float, groups: int = 20) -> Estimate:
         (0.30, 0.08, 1.00, FOUND, "undetermined", "beyond chance ± 0.1"),  # below chance is no absence
         (0.30, 0.08, 0.01, FOUND, "undetermined", "reaches down to chance"),
         (0.60, 0.12, 0.02, FOUND, "undetermined", "reaches down to chance"),
-        (0.70, 0.10, 0.06, FOUND, "undetermined", "exchanged labels do as well"),
+        (0.70, 0.10, 0.06, FOUND, "undetermined", "does not confirm it"),
         (0.50, 0.08, 0.04, FOUND, "undetermined", "reaches down to chance"),
     ],
 )

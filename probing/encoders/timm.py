@@ -45,7 +45,18 @@ def load(
         state = read(find(weights, source), pinned.get("sha256"), allow_pickle, weights_prefix)
         fill(module, state, by_order=pinned.get("keys") == "order")
     module.eval().requires_grad_(False)
+    _check(module, architecture, taps)
     policy = json.dumps(dict(image), sort_keys=True)
     random = [seed, importlib.metadata.version("timm")] if weights == "random" else None
     mark = fingerprint(module, ["timm", architecture, dict(options or {})], policy, random)
     return Encoder(name, module, preprocess(image), policy, taps, mark)
+
+
+def _check(module: Any, architecture: str, taps: tuple[Tap, ...]) -> None:
+    """What the YAML says of a tap's layout is held against what the built module says of itself."""
+    form, prefix = str(getattr(module, "output_fmt", "NCHW")), getattr(module, "num_prefix_tokens", None)
+    for tap in taps:
+        if tap.layout == "grid" and "NCHW" not in form:
+            raise ValueError(f"tap {tap.name}: the grids of {architecture} are {form}, and layout: grid reads NCHW")
+        if tap.layout == "tokens" and prefix is not None and len(tap.prefix) not in (0, prefix):
+            raise ValueError(f"tap {tap.name}: its prefix names {len(tap.prefix)} tokens, and {architecture} has {prefix}")

@@ -54,6 +54,13 @@ def stamp(*, path: str, files: str = "*", **_: Any) -> list[Any]:
     return [[os.path.relpath(e.path, root), *_size_and_time(e)] for e in _files(root, files)]
 
 
+def _is_dir(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link that leads to itself: embedding will leave it out by name
+        return False
+
+
 def _size_and_time(entry: os.DirEntry[str]) -> tuple[int, int]:
     try:
         return entry.stat().st_size, entry.stat().st_mtime_ns
@@ -78,7 +85,7 @@ def _files(root: Path, files: str) -> list[os.DirEntry[str]]:
             for entry in sorted(entries, key=lambda e: e.name):
                 if entry.name.startswith("."):  # what systems leave beside the pictures
                     continue
-                if entry.is_dir():
+                if _is_dir(entry):
                     (links if entry.is_symlink() else folders).append(entry.path)
                 elif entry.name.lower().endswith(EXTENSIONS) and fnmatch(os.path.relpath(entry.path, root), files):
                     found.append(entry)

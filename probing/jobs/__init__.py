@@ -16,6 +16,7 @@ from omegaconf import DictConfig
 from probing import records
 from probing.jobs.configure import (
     Plan,
+    check_options,
     each_encoder,
     load_encoder,
     method,
@@ -58,6 +59,7 @@ class Launch:
 
 def run(cfg: DictConfig, launch: Launch) -> dict[str, Any]:
     """Call the recipe that `job` names. Returns what the closing table shows."""
+    check_options(cfg)
     recipe = method(cfg.job._target_, cfg.allow)
     started = time.monotonic()
     outcome = recipe(cfg, launch)
@@ -93,7 +95,7 @@ def _probe(cfg: DictConfig, plans: Sequence[Plan], launch: Launch) -> tuple[dict
     estimator = probe_of(cfg, task)  # what can be refused is refused before the long work
     evaluate.check(task, protocol_of(cfg, task))
     keys, skipped = _embed(cfg, plans, [v for s in task.samples for v in s.views])
-    task = _without(task, skipped)
+    task = _joined(_without(task, skipped), keys)
     protocol = protocol_of(cfg, task)
     cells: dict[tuple[str, str], dict[str, np.ndarray]] = {}
     for plan in plans:
@@ -127,13 +129,22 @@ def embed(cfg: DictConfig, launch: Launch) -> dict[str, Any]:
         log.info(f"already done: {result['summary']}")
         return {**shown, "state": "already done", "says": result["summary"]}
     with _under_way(this, roots_of(cfg, launch)):
+        started = time.monotonic()
         task = task_of(cfg)
         views = sorted((v for s in task.samples for v in s.views), key=lambda v: (v.name, v.frame or ("", 0)))
         share = views[len(views) * cfg.shard // cfg.shards : len(views) * (cfg.shard + 1) // cfg.shards]
         keys, skipped = _embed(cfg, plans, share)
     stores = sorted(p.store.folder.name for p in plans if p.store)
     summary = f"{len(keys):,} views in {', '.join(stores)}" + (f"; {len(skipped)} files could not be read" if skipped else "")
-    this.save({**about_run(cfg, task, plans, keys.values(), skipped, launch, 0.0), "summary": summary, "stores": stores}, {}, {})
+    this.save(
+        {
+            **about_run(cfg, task, plans, keys.values(), skipped, launch, time.monotonic() - started),
+            "summary": summary,
+            "stores": stores,
+        },
+        {},
+        {},
+    )
     log.info(summary)
     return {**shown, "state": "done", "says": summary}
 
@@ -147,7 +158,7 @@ def encoders(cfg: DictConfig, launch: Launch) -> dict[str, Any]:
         state = choice = spec.get("weights", "none")
         if choice not in ("none", "random"):
             try:
-                state = "here" if weights.find(choice, spec.get("source")).exists() else "not here"
+                state = "here" if weights.find(choice, spec.get("source"), fetch=False).exists() else "not here"
             except FileNotFoundError as error:
                 state = _first_line(error)
         taps = ", ".join(name.replace("{i}", f"0-{tap.get('count', 1) - 1}") for name, tap in spec["taps"].items())
@@ -224,7 +235,30 @@ def _without(task: Task, skipped: Mapping[str, str]) -> Task:
         return task
     left = tuple(s for s in task.samples if not any(v.name in skipped for v in s.views))
     present = {s.label for s in left}
+    for lost in [c for c in task.classes if c not in present]:
+        log.warning(f"no picture of class {lost!r} can be read: {len(present)} classes are left")
     return replace(task, samples=left, classes=tuple(c for c in task.classes if c in present))
+
+
+def _joined(task: Task, keys: Mapping[View, str]) -> Task:
+    """Groups that hold one and the same picture become one group, or its copies would stand on both sides of a fold."""
+    parent = {s.group: s.group for s in task.samples}
+
+    def top(group: str) -> str:
+        while parent[group] != group:
+            group = parent[group]
+        return group
+
+    first: dict[str, str] = {}
+    for s in task.samples:
+        for v in s.views:
+            one, other = sorted((top(first.setdefault(keys[v], s.group)), top(s.group)))
+            parent[other] = one
+    joined = sorted(g for g in parent if top(g) != g)
+    if not joined:
+        return task
+    log.warning(f"{len(joined)} groups hold a picture of another group and are joined with it: {', '.join(joined[:5])}")
+    return replace(task, samples=tuple(replace(s, group=top(s.group)) for s in task.samples))
 
 
 def _values(plan: Plan, task: Task, keys: Mapping[View, str], cell: Cell) -> np.ndarray:
@@ -246,7 +280,10 @@ def _under_way(this: records.Run, roots: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        this.fail("interrupted" if isinstance(error, KeyboardInterrupt) else _first_line(error))
+        reason = "interrupted" if isinstance(error, KeyboardInterrupt) else _first_line(error)
+        for name, path in roots.items():
+            reason = reason.replace(path, f"<root:{name}>")
+        this.fail(reason)
         raise
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import difflib
 import logging
+import multiprocessing
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from probing import records
 from probing.types import ENCODER, PIXELS, READOUTS, TWIN, Sample, Tap, Task, digest
@@ -40,6 +42,35 @@ class Plan:
     store: Store | None = None
 
 
+LEAST = {
+    "batch_size": 1, "shards": 1, "shard": 0, "seed": 0, "limit": 1, "workers": 0,
+    "protocol.folds": 2, "protocol.inner": 2, "protocol.repeats": 1, "protocol.permutations": 0,
+}  # fmt: skip
+
+
+def check_options(cfg: DictConfig) -> None:
+    """Raise ValueError for a value that no job can work with, before anything is read or written."""
+    for key, least in LEAST.items():
+        value = OmegaConf.select(cfg, key)
+        if (key, value) in (("limit", None), ("workers", "auto")):
+            continue
+        if type(value) is not int or not least <= value < 2**32:
+            raise ValueError(f"{key}={value}: type a whole number, {least} or more")
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", str(cfg.device)):
+        raise ValueError(f"device={cfg.device}: type auto, cpu, cuda or cuda:1")
+    if not isinstance(cfg.protocol.delta, (int, float)) or not 0 < cfg.protocol.delta < 1:
+        raise ValueError(f"protocol.delta={cfg.protocol.delta}: type a number between 0 and 1")
+    if cfg.protocol.null not in ("ridge", "nested"):
+        raise ValueError(f"protocol.null={cfg.protocol.null}: type ridge or nested")
+    for key in ("outputs", "store", "weights", "name"):
+        optional = key in ("weights", "name") and cfg[key] is None
+        if not optional and (not isinstance(cfg[key], str) or not cfg[key]):
+            raise ValueError(f"{key}={cfg[key]}: type a text; quotes keep a number a text: '{key}=\"{cfg[key]}\"'")
+    for key in ("tap", "readout", "encoders"):
+        if cfg[key] is not None and not isinstance(cfg[key], (str, ListConfig)):
+            raise ValueError(f"{key}={cfg[key]}: type a name or a list such as {key}=[a,b]")
+
+
 def plans_of(cfg: DictConfig) -> list[Plan]:
     """The encoder, its random twin and the pixel floor (floors and random encoders have no floors of their own)."""
     own: dict[str, Any] = OmegaConf.to_container(cfg.encoder, resolve=True)  # type: ignore[assignment]
@@ -62,6 +93,7 @@ def plans_of(cfg: DictConfig) -> list[Plan]:
         twin = {k: v for k, v in own.items() if k not in ("weights_prefix", "allow_pickle")} | {
             "weights": "random",
             "seed": cfg.seed,
+            "checked": "no",
         }
         plans.append(_plan(cfg, TWIN, f"{cfg.encoder.name}_random", twin))
     if cfg.floors and not own.get("floor"):
@@ -226,7 +258,7 @@ def protocol_of(cfg: DictConfig, task: Task) -> Protocol:
     from probing.nested import Protocol
 
     groups = len(set(task.groups))
-    shrunk = cfg.limit is not None and groups < cfg.protocol.folds
+    shrunk = cfg.limit is not None and groups < cfg.protocol.folds and len(set(task.sources)) >= cfg.limit
     settings = {**cfg.protocol, "folds": max(2, groups)} if shrunk else dict(cfg.protocol)
     return Protocol(**settings, number=PROTOCOL, seed=cfg.seed, limited=shrunk)
 
@@ -244,7 +276,11 @@ def method(target: str, allow: Sequence[str]) -> Any:
         raise ValueError(
             f"_target_: {target} is neither ours nor scikit-learn's. Type allow=[{target.partition('.')[0]}] if you trust it"
         )
-    return get_method(target)
+    found = get_method(target)
+    home = getattr(found, "__module__", None) or "?"
+    if home.partition(".")[0] not in ("probing", "sklearn", *allow):  # reached through one of our modules
+        raise ValueError(f"_target_: {target} is of {home}, neither ours nor scikit-learn's")
+    return found
 
 
 def workers_of(cfg: DictConfig) -> int:
@@ -254,13 +290,18 @@ def workers_of(cfg: DictConfig) -> int:
 
     if cfg.workers != "auto":
         return int(cfg.workers)
+    if multiprocessing.current_process().name != "MainProcess":  # a launcher's worker can not start workers
+        return 0
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(cores, 8) if device_of(cfg.device).type == "cuda" else max(cores - torch.get_num_threads(), 0)
 
 
 def name_of(cfg: DictConfig) -> str:
-    random = cfg.weights == "random" and cfg.encoder.get("weights", "random") != "random"
-    return cfg.name or cfg.encoder.name + ("_random" if random else "")
+    random = (cfg.weights or cfg.encoder.get("weights")) == "random"
+    name = cfg.name or cfg.encoder.name + ("_random" if random else "")
+    if not re.fullmatch(r"\w[\w.+-]*", str(name)):
+        raise ValueError(f"name={name}: a name is made of letters, digits, _ . + and -")
+    return str(name)
 
 
 def run_of(cfg: DictConfig, plans: Sequence[Plan], choices: Sequence[str]) -> records.Run:

@@ -56,7 +56,7 @@ def about_run(
             }
             for p in plans
         },
-        "versions": {p: importlib.metadata.version(p) for p in packages} | {"python": platform.python_version()},
+        "versions": {p: _version(p) for p in packages} | {"python": platform.python_version()},
         "commit": _commit(),
         "protocol": PROTOCOL,
         "wall_seconds": round(seconds, 1),
@@ -85,6 +85,13 @@ def _replace(value: Any, secret: Mapping[str, str]) -> Any:
         for path, name in secret.items():
             value = value.replace(path, name)
     return value
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:  # a checkout that is not installed
+        return None
 
 
 def _commit() -> str | None:
