@@ -77,18 +77,16 @@ def nested(
     places = [(r, f) for r in range(protocol.repeats) for f in range(protocol.folds)]
     classes = len(task.classes) or None
     settings = _settings(probe)
-    centre, size = (0, 1) if classes else (labels.mean(), labels.std() or 1.0)  # scikit-learn may fit in float32
-    target = labels if classes else (labels - centre) / size
     small = values.size * len(settings) < SMALL
     score = np.full((protocol.repeats, len(labels), classes or 1), np.nan)
     inner, chosen, unconverged = np.empty((protocol.repeats, protocol.folds)), [], 0
     with parallel_config("loky", inner_max_num_threads=1):
         work = Parallel(n_jobs=1 if small else min(cpu_count(), len(places)), return_as="generator")
         done = work(
-            delayed(_outer)(values, target, task.groups, classes, fold[r] == f, probe, settings, protocol) for r, f in places
+            delayed(_outer)(values, labels, task.groups, classes, fold[r] == f, probe, settings, protocol) for r, f in places
         )
         for (r, f), (predicted, best, which, failed) in zip(places, done, strict=True):
-            score[r, fold[r] == f], inner[r, f] = (predicted if classes else predicted * size + centre), best
+            score[r, fold[r] == f], inner[r, f] = predicted, best
             chosen.append(str(settings[which]))
             unconverged += failed
             tick()
@@ -151,6 +149,8 @@ def _fit(
         return [np.tile(np.eye(classes)[labels[0]], (len(test), 1))] * len(settings), 0
     train, test = _scale(train, test, probe.scaling)
     estimator = clone(probe.estimator)
+    centre, size = (0, 1) if classes else (labels.mean(), labels.std() or 1.0)  # scikit-learn may fit in float32
+    target = labels if classes else (labels - centre) / size
     found, failed = [], 0
     for setting in settings:
         if "n_neighbors" in setting:
@@ -158,10 +158,10 @@ def _fit(
         estimator.set_params(**setting)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", ConvergenceWarning)
-            estimator.fit(train, labels)
+            estimator.fit(train, target)
         failed += any(issubclass(w.category, ConvergenceWarning) for w in caught)
         if classes is None:
-            found.append(np.asarray(estimator.predict(test)).reshape(-1, 1))
+            found.append(np.asarray(estimator.predict(test), float).reshape(-1, 1) * size + centre)
             continue
         probability = np.zeros((len(test), classes))  # over the full class list, also when a fold lacks one
         probability[:, estimator.classes_] = estimator.predict_proba(test)
