@@ -297,7 +297,9 @@ def workers_of(cfg: DictConfig) -> int:
 
 
 def name_of(cfg: DictConfig) -> str:
-    random = (cfg.weights or cfg.encoder.get("weights")) == "random"
+    random = (
+        cfg.weights == "random" and cfg.encoder.get("weights", "random") != "random"
+    )  # what is random by its YAML says so itself
     name = cfg.name or cfg.encoder.name + ("_random" if random else "")
     if not re.fullmatch(r"\w[\w.+-]*", str(name)):
         raise ValueError(f"name={name}: a name is made of letters, digits, _ . + and -")
