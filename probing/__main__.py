@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import hydra
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
@@ -80,6 +81,7 @@ def main() -> None:
         sys.exit(_fail(fault))
     folder = Path(_outputs(sys.argv[1:])) / ".sweeps" / uuid.uuid4().hex[:12]
     os.environ[SWEEP] = str(folder.resolve())
+    _compose_once()
     try:
         _job()
     except KeyboardInterrupt:
@@ -91,6 +93,21 @@ def main() -> None:
             sys.exit(_fail(str(error), 1))
         raise
     sys.exit(_close(folder))
+
+
+def _compose_once() -> None:
+    """Hydra composes each job of a sweep to check it and again to run it, which is most of the time of a finished one.
+    Each config is kept until its second use."""
+    compose = ConfigLoaderImpl.load_sweep_config
+    kept: dict[tuple[str, ...], DictConfig] = {}
+
+    def once(self: ConfigLoaderImpl, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
+        typed = tuple(sweep_overrides)
+        if typed in kept:
+            return kept.pop(typed)
+        return kept.setdefault(typed, compose(self, master_config, sweep_overrides))
+
+    ConfigLoaderImpl.load_sweep_config = once  # type: ignore[method-assign]
 
 
 def _config_dir(found: HydraConf) -> str | None:

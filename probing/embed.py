@@ -24,7 +24,7 @@ from probing.store import Cell, Store, versions
 from probing.types import Encoder, Tap, View
 
 log = logging.getLogger("probing")
-PART_ROWS, PART_SECONDS = 1_000, 60
+PART_BYTES, PART_SECONDS = 64 << 20, 60
 CANARY_TOLERANCE = 1e-3  # of the largest value; library versions that change more than this start a new store
 
 
@@ -134,7 +134,8 @@ class _Writer:
         self.waiting += keys
         while len(self.waiting) >= self.batch:
             self._run(self.batch)
-        if sum(len(k) for k, _ in self.rows) >= PART_ROWS or (self.rows and time.monotonic() - self.since > PART_SECONDS):
+        size = sum(rows.nbytes for _, values in self.rows for rows in values.values())
+        if size >= PART_BYTES or (self.rows and time.monotonic() - self.since > PART_SECONDS):
             self._write()
 
     def close(self) -> None:

@@ -2,12 +2,14 @@
 
 Parts are immutable: written as `.tmp-<uuid>.h5`, closed, synced, renamed, and never opened for writing again. So any
 number of processes read and write one store without a lock. In a part: /keys [N] and /taps/<tap>/<readout> [N,D]
-float32 in chunks of 256 rows, checksummed. Two parts that hold one key hold the same row; the first by name counts.
+float32 in chunks of 256 rows, checksummed. Two parts that hold one key hold the same row; which is read depends on
+their names alone.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
+import io
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,69 +31,69 @@ class Store:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._parts: dict[str, tuple[list[str], dict[str, str]]] = {}  # part name -> keys, cell name -> definition
+        self._parts: dict[str, tuple[np.ndarray, dict[tuple[str, str], int]]] = {}  # part -> keys, (cell, definition) -> width
 
     def refresh(self) -> None:
         """Look for parts that other processes have added."""
         for path in sorted(self.folder.glob("part-*.h5")):
             if path.name not in self._parts:
                 with _open(path) as part:
-                    keys = [k.decode() for k in part["keys"][()]]
-                    cells = {f"{t}/{r}": group.attrs["definition"] for t, group in part["taps"].items() for r in group}
-                self._parts[path.name] = (keys, cells)
+                    cells = {
+                        (f"{tap}/{readout}", group.attrs["definition"]): rows.shape[1]
+                        for tap, group in part["taps"].items()
+                        for readout, rows in group.items()
+                    }
+                    self._parts[path.name] = (part["keys"][()], cells)
 
-    def where(self, cell: Cell) -> dict[str, tuple[str, int]]:
-        """Key -> (part, row) of every row of a cell."""
-        found: dict[str, tuple[str, int]] = {}
-        for name in sorted(self._parts):
-            keys, cells = self._parts[name]
-            if cells.get(_name(cell)) == cell[0].definition:
-                for row, key in enumerate(keys):
-                    found.setdefault(key, (name, row))
-        return found
+    def _holding(self, cell: Cell) -> list[tuple[Path, np.ndarray, int]]:
+        """File, keys and width of the parts that hold a cell, in the order of their names."""
+        asked = (_name(cell), cell[0].definition)
+        return [(self.folder / n, keys, cells[asked]) for n, (keys, cells) in sorted(self._parts.items()) if asked in cells]
 
     def missing(self, keys: Sequence[str], cells: Sequence[Cell]) -> tuple[list[str], list[Cell]]:
         """The keys that lack a row in any of the cells, and the cells that lack any of the keys."""
         self.refresh()
-        have = {c: self.where(c) for c in cells}
-        absent = [k for k in dict.fromkeys(keys) if any(k not in have[c] for c in cells)]
-        return absent, [c for c in cells if any(k not in have[c] for k in absent)]
+        lacking = {}
+        for cell in cells:
+            have = set().union(*(held.tolist() for _, held, _ in self._holding(cell)))
+            lacking[cell] = {k for k in keys if k.encode() not in have}
+        absent = set().union(*lacking.values())
+        return [k for k in dict.fromkeys(keys) if k in absent], [c for c in cells if lacking[c]]
 
     def read(self, keys: Sequence[str], cell: Cell) -> np.ndarray:
         """[N,D] float32: the rows of `keys`, in their order. Raises KeyError for a key that is not there."""
         self.refresh()
-        where = self.where(cell)
-        by_part: dict[str, list[tuple[int, int]]] = {}
-        for i, key in enumerate(keys):
-            part, row = where[key]
-            by_part.setdefault(part, []).append((i, row))
-        out: np.ndarray | None = None
-        for name, places in by_part.items():
-            with _open(self.folder / name) as part:
+        parts = self._holding(cell)
+        starts = np.cumsum([0, *(len(held) for _, held, _ in parts)])
+        rows = _rows(np.array(keys, "S"), [held for _, held, _ in parts])
+        number = np.searchsorted(starts, rows, "right") - 1
+        order = np.argsort(number, kind="stable")
+        out = np.empty((len(keys), parts[0][2] if parts else 0), np.float32)
+        for to in np.split(order, np.flatnonzero(np.diff(number[order])) + 1) if len(keys) else ():
+            which = number[to[0]]
+            source = rows[to] - starts[which]
+            with _open(parts[which][0]) as part:
                 data = part[f"taps/{_name(cell)}"]
-                if out is None:
-                    out = np.empty((len(keys), data.shape[1]), np.float32)
-                to, rows = np.array(places).T
-                if len(rows) == len(data) and (rows == np.arange(len(data))).all() and (np.diff(to) == 1).all():
-                    data.read_direct(out, dest_sel=np.s_[to[0] : to[-1] + 1])  # a whole part in order: no copy
+                if (np.diff(source) == 1).all() and (np.diff(to) == 1).all():  # a run of rows in order: no copy
+                    data.read_direct(out[to[0] : to[-1] + 1], np.s_[source[0] : source[-1] + 1])
                 else:
-                    out[to] = data[()][rows]
-        return out if out is not None else np.empty((0, 0), np.float32)
+                    out[to] = data[()][source]
+        return out
 
     def write(self, keys: Sequence[str], values: Mapping[Cell, np.ndarray], prefix: str = "part") -> Path:
         """Add one part: keys [N] and, per cell, values [N,D]. On any failure nothing is left behind."""
         final = self.folder / f"{prefix}-{uuid.uuid4().hex}.h5"
-        # Built in memory and written by one plain write: HDF5 itself does not survive a disk that fills up.
-        with h5py.File(final, "w", driver="core", backing_store=False, block_size=1 << 20) as part:
-            part["keys"] = np.array([k.encode() for k in keys])
-            for (tap, readout), rows in values.items():
-                group = part.require_group(f"taps/{tap.name}")
-                group.attrs["definition"] = tap.definition
-                group.create_dataset(readout, data=rows, chunks=(min(CHUNK, len(rows)), rows.shape[1]), fletcher32=True)
-            part.flush()
-            image = part.id.get_file_image()
-        with whole(final) as temporary:
-            temporary.write_bytes(image)
+        with whole(final) as temporary, _Patient(temporary, "w+") as file:
+            try:
+                with h5py.File(file, "w") as part:
+                    part["keys"] = np.array(keys, "S")
+                    for (tap, readout), rows in values.items():
+                        group = part.require_group(f"taps/{tap.name}")
+                        group.attrs["definition"] = tap.definition
+                        group.create_dataset(readout, data=rows, chunks=(min(CHUNK, len(rows)), rows.shape[1]), fletcher32=True)
+            finally:
+                if file.error is not None:
+                    raise file.error
         return final
 
     def card(self) -> dict[str, Any]:
@@ -140,6 +142,42 @@ def versions() -> str:
 
 def _name(cell: Cell) -> str:
     return f"{cell[0].name}/{cell[1]}"
+
+
+def _rows(asked: np.ndarray, parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Row of each asked key, the rows of all parts counted through. Raises KeyError."""
+    starts = np.cumsum([0, *map(len, parts)])
+    first = {held[0]: number for number, held in reversed(list(enumerate(parts)))}
+    runs: list[np.ndarray] = []
+    at = 0
+    while at < len(asked) and asked[at] in first:  # mostly asked as they were written, part by part: no dictionary then
+        number = first[asked[at]]
+        end = at + len(parts[number])
+        if not np.array_equal(asked[at:end], parts[number]):
+            break
+        runs.append(np.arange(starts[number], starts[number + 1]))
+        at = end
+    if at == len(asked):
+        return np.concatenate([np.empty(0, np.int64), *runs])
+    row_of: dict[bytes, int] = {}
+    for start, held in reversed(list(zip(starts[:-1], parts, strict=True))):
+        row_of.update(zip(held.tolist(), range(start, start + len(held)), strict=True))
+    return np.fromiter(map(row_of.__getitem__, asked.tolist()), np.int64, len(asked))
+
+
+class _Patient(io.FileIO):
+    """A file that keeps its first error of writing instead of raising it, since HDF5 crashes on a disk that fills up."""
+
+    error: OSError | None = None
+
+    def write(self, data: Any, /) -> int:
+        rest = memoryview(data).cast("B")
+        try:
+            while rest and self.error is None:
+                rest = rest[super().write(rest) :]
+        except OSError as error:
+            self.error = error
+        return len(data)
 
 
 @contextmanager

@@ -56,7 +56,7 @@ def tiny() -> Encoder:
 
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PART_ROWS", 16)
+    monkeypatch.setattr(module, "PART_BYTES", 16 * 4 * 32 * 4)  # 16 rows of four taps
 
 
 def request(root: Path, encoder: Encoder, batch_size: int = 8) -> Request:
@@ -375,7 +375,7 @@ def test_parts_are_written_along_the_way(
     asked = request(tmp_path / "rows", tiny)
     embed([asked], views, "cpu", 0)
     assert len(list(asked.store.folder.glob("part-*"))) == 3
-    monkeypatch.setattr(module, "PART_ROWS", 1_000)
+    monkeypatch.setattr(module, "PART_BYTES", 64 << 20)
     monkeypatch.setattr(module, "PART_SECONDS", 0)
     asked = request(tmp_path / "seconds", tiny)
     embed([asked], views, "cpu", 0)

@@ -58,7 +58,7 @@ def work(cfg: Any, outputs: str, report: Connection | None) -> None:
 
     torch.set_num_threads(1)
     tqdm.set_lock(threading.RLock())  # its own is a semaphore, which a killed process would leave behind
-    embed.PART_ROWS = 24
+    embed.PART_BYTES = 24 * 32 * 4
     if report is not None:
 
         def slowed(owner: Any, name: str, phase: str, seconds: float) -> None:

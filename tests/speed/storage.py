@@ -2,7 +2,7 @@
 
 100,000 x 768 float32, written and read back, on one disk (the temporary folder's; TMPDIR chooses another).
 
-Ours: Store.write in parts of PART_ROWS rows as `embed` does, each part synced and renamed; then a new Store reads all
+Ours: Store.write in parts of PART_BYTES as `embed` does, each part synced and renamed; then a new Store reads all
 keys in the order in which they were written.
 Rival: plain h5py, one file, the whole array in one call, with the same chunks and checksums (256 x 768, fletcher32)
 and the keys as fixed bytes, synced once at the end; then reads keys and values whole. It need not find rows by key,
@@ -28,7 +28,7 @@ import numpy as np
 from pairs import ratio, rounds, timed
 from tabulate import tabulate
 
-from probing.embed import PART_ROWS
+from probing.embed import PART_BYTES
 from probing.store import CHUNK, Store
 from probing.types import Tap
 
@@ -40,8 +40,9 @@ KEYS = [uuid.UUID(int=i).hex for i in range(ROWS)]
 
 def ours_write(folder: Path) -> None:
     store = Store(folder)
-    for i in range(0, ROWS, PART_ROWS):
-        store.write(KEYS[i : i + PART_ROWS], {CELL: VALUES[i : i + PART_ROWS]})
+    rows = PART_BYTES // VALUES[0].nbytes
+    for i in range(0, ROWS, rows):
+        store.write(KEYS[i : i + rows], {CELL: VALUES[i : i + rows]})
 
 
 def ours_read(folder: Path) -> np.ndarray:
