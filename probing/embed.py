@@ -6,7 +6,7 @@ import difflib
 import logging
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -172,12 +172,15 @@ def _out_of_memory(error: RuntimeError) -> bool:
 
 
 @contextmanager
-def hooks(encoder: Encoder, taps: Sequence[Tap]) -> Iterator[dict[str, torch.Tensor]]:
-    """Tap name -> raw output of its module, filled by each forward pass. The hooks are gone afterwards.
+def hooks(
+    encoder: Encoder, taps: Sequence[Tap], take: Callable[[Tap, torch.Tensor], Any] = lambda _, output: output
+) -> Iterator[dict[str, Any]]:
+    """Tap name -> take(tap, raw output of its module), filled by each forward pass. The hooks are gone afterwards.
 
-    Raises ValueError for a module path that is not there, with the nearest ones.
+    `take` runs inside the forward pass: a later module may overwrite the output in place. Raises ValueError for a
+    module path that is not there, with the nearest ones, and for an output that is no tensor.
     """
-    found: dict[str, torch.Tensor] = {}
+    found: dict[str, Any] = {}
     modules = dict(encoder.module.named_modules())
     handles = []
     try:
@@ -186,8 +189,13 @@ def hooks(encoder: Encoder, taps: Sequence[Tap]) -> Iterator[dict[str, torch.Ten
                 near = difflib.get_close_matches(tap.path, modules, 5, 0.3)
                 raise ValueError(f"tap {tap.name}: {encoder.name} has no module {tap.path!r}. Near names: {', '.join(near)}")
 
-            def keep(_module: Any, _inputs: Any, output: torch.Tensor, name: str = tap.name) -> None:
-                found[name] = output
+            def keep(_module: Any, _inputs: Any, output: Any, tap: Tap = tap) -> None:
+                if not isinstance(output, torch.Tensor):
+                    raise ValueError(
+                        f"tap {tap.name}: module {tap.path!r} of {encoder.name} gives a {type(output).__name__}, not one tensor. "
+                        "Tap a module inside or after it"
+                    )
+                found[tap.name] = take(tap, output)
 
             handles.append(modules[tap.path].register_forward_hook(keep))
         yield found
@@ -222,10 +230,17 @@ def forward(
         pictures = torch.cat([pictures, pictures[-1:].expand(batch_size - count, *pictures.shape[1:])])
     encoder.module.eval()
     batch = pictures.to(where, memory_format=torch.channels_last, non_blocking=True)
-    with hooks(encoder, list(dict.fromkeys(tap for tap, _ in cells))) as found, torch.inference_mode():
+    taps = list(dict.fromkeys(tap for tap, _ in cells))
+
+    def take(tap: Tap, output: torch.Tensor) -> dict[str, torch.Tensor]:
+        found = readouts.tokens(tap, output)
+        return {readout: readouts.read(found, readout) for other, readout in cells if other == tap}
+
+    with hooks(encoder, taps, take) as found, torch.inference_mode():
         encoder.module(batch)
-        out = {(tap, readout): readouts.read(readouts.tokens(tap, found[tap.name]), readout) for tap, readout in cells}
-        return {cell: values[:count].float().cpu().numpy() for cell, values in out.items()}
+        if unreached := [tap.name for tap in taps if tap.name not in found]:
+            raise ValueError(f"tap {unreached[0]}: a forward pass of {encoder.name} does not run the module that it names")
+        return {(tap, readout): found[tap.name][readout][:count].float().cpu().numpy() for tap, readout in cells}
 
 
 def settle(root: Path, encoder: Encoder, spec: str, device: str, batch_size: int) -> Store:

@@ -80,6 +80,8 @@ def _majority(task: Task, protocol: Protocol) -> Nested:
 
 def check(task: Task, protocol: Protocol) -> None:
     """Raise ValueError for a task that can not be probed: a class in one group alone, fewer groups than folds."""
+    if protocol.limited:
+        return
     if task.kind == "classes":
         for i, name in enumerate(task.classes):
             inside = task.labels == i
@@ -89,7 +91,7 @@ def check(task: Task, protocol: Protocol) -> None:
                     "Bring another group of that class, or leave it out with images.where"
                 )
     groups = len(np.unique(task.groups))
-    if groups < max(protocol.folds, 3) and not protocol.limited:
+    if groups < max(protocol.folds, 3):
         hint = f"Type protocol.folds={groups}, or bring" if groups > 2 else "A probe needs 3: bring"
         raise ValueError(f"task {task.name}: {groups} groups can not fill {protocol.folds} folds. {hint} more groups")
 

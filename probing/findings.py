@@ -31,7 +31,7 @@ def finding_of(
     Equivalence by two one-sided tests: Schuirmann 1987, J. Pharmacokinet. Biopharm. 15, 657-680.
     """
     if protocol.limited:
-        return "undetermined", "limit= left fewer groups than folds"
+        return "undetermined", "limit= left too few groups to decide. Type a larger limit"
     if p is None:
         return "undetermined", "not testable: the labels can not be exchanged in enough ways to reach p = .05"
     if p <= 0.05 and main.low > chance:

@@ -42,11 +42,11 @@ def tokens(tap: Tap, output: torch.Tensor) -> Tokens:
 
 
 def read(found: Tokens, readout: str) -> torch.Tensor:
-    """Tokens -> [B,D']: native, cls and mean give D' = D; grid2 and grid4 give 4 D and 16 D, cell by cell."""
+    """Tokens -> [B,D']: native, cls and mean give D' = D; grid2 and grid4 give 4 D and 16 D, cell by cell. Never a view of the tokens."""
     from torch.nn.functional import adaptive_avg_pool2d
 
     if readout in ("native", "cls"):
-        return found.values[:, found.kinds.index("vector" if readout == "native" else "cls")]
+        return found.values[:, found.kinds.index("vector" if readout == "native" else "cls")].clone()
     patches = found.values[:, len(found.kinds) - found.kinds.count("patch") :]
     if readout == "mean":
         return patches.mean(1)

@@ -166,6 +166,34 @@ def test_hooks_are_gone_after_an_exception() -> None:
     assert hook_count(encoder.module) == 0
 
 
+class InPlace(torch.nn.Module):
+    """A pooled vector that the next module overwrites, a module that gives two tensors, and one that never runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool, self.after = torch.nn.AdaptiveAvgPool2d(1), torch.nn.Hardtanh(-1e-3, 1e-3, inplace=True)
+        self.pair = torch.nn.MaxPool2d(2, return_indices=True)
+        self.idle = torch.nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.pair(x)
+        return self.after(self.pool(x))
+
+
+def test_a_tap_is_read_before_a_later_module_overwrites_it() -> None:
+    tap = Tap("pool", "pool", "vector")
+    encoder = replace(build("tiny"), module=InPlace())
+    x = batch(encoder)
+    assert np.allclose(forward(encoder, x, [(tap, "native")], CPU, 3)[tap, "native"], x.mean((2, 3)), atol=1e-6)
+
+
+def test_a_module_that_gives_no_tensor_or_does_not_run_is_named() -> None:
+    encoder = replace(build("tiny"), module=InPlace())
+    for path, says in (("pair", r"tap mine: module 'pair' of tiny gives a tuple"), ("idle", "tap mine.*does not run")):
+        with pytest.raises(ValueError, match=says):
+            forward(encoder, batch(encoder), [(Tap("mine", path, "vector"), "native")], CPU, 3)
+
+
 def test_hooks_of_others_are_left_alone() -> None:
     encoder = build("tiny")
     calls: list[int] = []

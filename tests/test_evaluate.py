@@ -335,6 +335,18 @@ def test_limit_shrinks_folds_and_leaves_it_undetermined() -> None:
     assert "undetermined" in found.sentence and "limit" in found.sentence
 
 
+def test_limit_that_leaves_a_class_in_one_group_is_undetermined_and_no_error() -> None:
+    values, task = planted(many=8, per=4)
+    apart = replace(task, samples=tuple(replace(s, label="a" if s.group == task.samples[0].group else "b") for s in task.samples))
+    apart = replace(apart, classes=("a", "b"))
+    cfg = OmegaConf.create({"protocol": OmegaConf.load(CONF / "protocol" / "quick.yaml"), "limit": None, "seed": 0})
+    with pytest.raises(ValueError, match="in one group alone"):
+        evaluate(apart, {CELL: {ENCODER: values}}, NEAREST, protocol_of(cfg, apart))
+    cfg.limit = 8
+    (found,) = evaluate(apart, {CELL: {ENCODER: values}}, NEAREST, protocol_of(cfg, apart))
+    assert found.finding == "undetermined" and "larger limit" in found.reason
+
+
 @pytest.mark.parametrize("name, repeats, permutations, null", [("quick", 1, 1000, "ridge"), ("full", 10, 200, "nested")])
 def test_packaged_protocols(name: str, repeats: int, permutations: int, null: str) -> None:
     _, task = planted()

@@ -254,13 +254,15 @@ def probe_of(cfg: DictConfig, task: Task) -> Probe:
 
 
 def protocol_of(cfg: DictConfig, task: Task) -> Protocol:
-    """The protocol, with fewer folds where limit= left fewer groups."""
+    """The protocol, marked as limited where limit= left fewer groups than folds, or a class in one group alone."""
     from probing.nested import Protocol
 
     groups = len(set(task.groups))
-    shrunk = cfg.limit is not None and groups < cfg.protocol.folds and len(set(task.sources)) >= cfg.limit
-    settings = {**cfg.protocol, "folds": max(2, groups)} if shrunk else dict(cfg.protocol)
-    return Protocol(**settings, number=PROTOCOL, seed=cfg.seed, limited=shrunk)
+    pairs = {(s.label, s.group) for s in task.samples} if task.kind == "classes" else set()
+    starved = groups < cfg.protocol.folds or any(sum(c == name for c, _ in pairs) < 2 for name in task.classes)
+    limited = cfg.limit is not None and len(set(task.sources)) >= cfg.limit and starved
+    settings = {**cfg.protocol, "folds": max(2, min(groups, cfg.protocol.folds))} if limited else dict(cfg.protocol)
+    return Protocol(**settings, number=PROTOCOL, seed=cfg.seed, limited=limited)
 
 
 def _call(spec: DictConfig, allow: Sequence[str], *args: Any, drop: Sequence[str] = ()) -> Any:
