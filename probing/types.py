@@ -36,9 +36,10 @@ def digest(*parts: Any) -> str:
 class View:
     """One picture as an encoder gets to see it: a base, how it is decoded, and what is then done to it.
 
-    `frame` is (plane, index) for a slice of a volume. `decode` names the policy, its version and its window.
-    `path` says where the file lies on this machine; `name` is the same relative to the root of its source, and is
-    what reports show. Neither is part of the key: the file counts by its bytes.
+    `frame` is (plane, index) for a slice of a volume, ("frame", index) for one of many frames. `decode` names the
+    policy, its version and its window. `path` says where the file lies on this machine, `member` which part of a zip
+    or parquet file is meant; `name` is the same relative to the root of its source, and is what reports show. None of
+    the three is part of the key: the file, or the member, counts by its bytes.
     """
 
     path: Path
@@ -46,6 +47,12 @@ class View:
     frame: tuple[str, int] | None = None
     decode: tuple[str | int | float, ...] = ("pillow", 1)
     steps: tuple[Step, ...] = ()
+    member: str | None = None
+
+    @property
+    def base(self) -> tuple[Path, str | None]:
+        """The file, or the member of it, that the picture is decoded from."""
+        return self.path, self.member
 
     def then(self, *steps: Step) -> View:
         """The same view with more steps. A square canvas needs no further centred square."""
@@ -56,7 +63,7 @@ class View:
         return replace(self, steps=tuple(kept))
 
     def key(self, file_digest: str) -> str:
-        """Digest of base, decode and steps; `file_digest` is the SHA-256 of the file's bytes."""
+        """Digest of base, decode and steps; `file_digest` is the SHA-256 of the bytes of the file or member."""
         return digest(file_digest, self.frame, self.decode, self.steps)
 
 

@@ -11,7 +11,7 @@ import pytest
 from conftest import ROOT
 from omegaconf import DictConfig, OmegaConf
 
-from probing.jobs.configure import SHOWN, compose, expand
+from probing.jobs.configure import AFTERWARDS, SHOWN, compose, expand
 
 CONF = ROOT / "conf"
 OPTIONS = [(p.parent.name, p.stem) for p in sorted(CONF.glob("*/*.yaml"))]
@@ -45,7 +45,8 @@ def test_every_option_composes_and_fits_its_function(group: str, name: str) -> N
         if where in (".encoder", ".floor"):
             given -= set(SHOWN)
         if where == ".images":
-            given -= {"where"}
+            given -= set(AFTERWARDS)
+            allowed -= {"memo", "left"}  # what every source is offered
         if where == ".job":
             given -= {"name"}
         assert given <= allowed, f"{where}: {given - allowed} are no arguments of {node['_target_']}"

@@ -19,8 +19,8 @@ import torch
 from conftest import NOTHING
 from test_encoders import build
 
+from probing import decode, files, picture, store
 from probing import embed as module
-from probing import files, picture, store
 from probing.embed import Request, device_of, embed, settle
 from probing.store import Store
 from probing.types import Encoder, Tap, View
@@ -218,7 +218,7 @@ def test_a_volume_is_read_once_per_pass_in_whatever_order_its_slices_are_asked(
     for name in ("one", "two"):
         values = np.random.default_rng(len(made)).integers(0, 999, (20, 20, 20)).astype(np.int16)
         nibabel.save(nibabel.Nifti1Image(values, np.eye(4)), tmp_path / f"{name}.nii.gz")
-        for plane in picture.PLANES:
+        for plane in decode.PLANES:
             made += [
                 View(tmp_path / f"{name}.nii.gz", f"{name}.nii.gz", (plane, i), ("nifti", 1, 0.5, 99.5)) for i in range(0, 20, 4)
             ]
@@ -227,7 +227,7 @@ def test_a_volume_is_read_once_per_pass_in_whatever_order_its_slices_are_asked(
     loads: list[str] = []
     real = nibabel.load
     monkeypatch.setattr(nibabel, "load", lambda path: loads.append(Path(path).name) or real(path))
-    picture.volume.cache_clear()
+    decode.volume.cache_clear()
     asked = request(tmp_path / "store", tiny)
     assert embed([asked], mixed, "cpu", 0) == {} and kept(asked, mixed) == 30
     assert sorted(loads) == ["one.nii.gz", "two.nii.gz"]

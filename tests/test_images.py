@@ -18,8 +18,10 @@ from omegaconf import OmegaConf
 from PIL import Image
 from test_picture import generator
 
+from probing.collect import grouped
+from probing.decode import PLANES
 from probing.images import embedded, folder
-from probing.picture import PLANES, open_view, preprocess
+from probing.picture import open_view, preprocess
 from probing.types import Sample
 
 
@@ -29,7 +31,7 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def load(root: Path, files: str = "*", group: int | str | None = "file") -> list[Sample]:
-    return folder.load(name="folder", path=str(root), files=files, group=group)
+    return grouped(folder.load(name="folder", path=str(root), files=files), group)
 
 
 def stamp(root: Path, files: str = "*") -> list[object]:
@@ -108,7 +110,7 @@ def test_an_empty_or_absent_folder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no picture"):
         load(tmp_path)
     for call in (load, stamp):
-        with pytest.raises(ValueError, match=r"absent.*no such folder"):
+        with pytest.raises(ValueError, match=r"absent.*no such file or folder"):
             call(tmp_path / "absent")
 
 

@@ -11,8 +11,9 @@ import pytest
 
 ROOT = Path(__file__).parents[1] / "probing"
 LAYERS = [
-    {"types", "files"},
-    {"stats"},
+    {"types", "tables"},
+    {"files", "stats"},
+    {"decode", "collect"},
     {"picture", "readouts", "weights", "store", "records", "nested"},
     {"findings", "embed", "encoders", "images", "tasks"},
     {"evaluate"},
@@ -24,8 +25,10 @@ HOMES = {
     "h5py": {"store"},
     "hydra": {"__main__", "jobs"},
     "timm": {"encoders"},
-    "nibabel": {"picture", "images"},
-    "pandas": {"records"},
+    "nibabel": {"decode"},
+    "pydicom": {"decode", "images"},
+    "pyarrow": {"decode", "tables", "images"},
+    "pandas": {"records", "tables"},
 }
 
 
@@ -77,8 +80,8 @@ def test_heavy_libraries_have_one_home() -> None:
         assert {name for path, name in modules() if any(t.split(".")[0] == library for t in imports(path))} <= homes, library
 
 
-def test_types_and_files_import_nothing_of_ours() -> None:
-    for name in ("types", "files"):
+def test_types_and_tables_import_nothing_of_ours() -> None:
+    for name in ("types", "tables"):
         assert not [t for t in imports(ROOT / f"{name}.py") if t.startswith("probing")]
 
 

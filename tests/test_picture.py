@@ -11,7 +11,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,8 +23,9 @@ from conftest import ROOT, SHARED
 from omegaconf import OmegaConf
 from PIL import Image
 
+from probing.decode import volume
 from probing.images.embedded import CANVAS
-from probing.picture import Digests, open_view, preprocess, volume
+from probing.picture import digests, open_view, preprocess
 from probing.types import Step, View
 
 T = Image.Transpose
@@ -422,17 +423,22 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     yield seen
 
 
+def digests_of(root: Path, paths: Iterable[Path]) -> tuple[dict[Path, str], dict[Path, str]]:
+    found, failed = digests(root / "digests", [View(p, p.name) for p in paths])
+    return {v.path: d for v, d in found.items()}, {v.path: r for v, r in failed.items()}
+
+
 def test_a_digest_is_of_the_bytes_and_remembered(tmp_path: Path, reads: list[str]) -> None:
     paths = [tmp_path / f"private_{i}.png" for i in range(3)]
     for path, content in zip(paths, (b"one", b"two", b"one"), strict=True):
         path.write_bytes(content)
-    found, failed = Digests(tmp_path / "digests").of([*paths, paths[0]])
+    found, failed = digests_of(tmp_path, [*paths, paths[0]])
     assert not failed and found[paths[0]] == hashlib.sha256(b"one").hexdigest() == found[paths[2]] != found[paths[1]]
     assert sorted(reads) == [p.name for p in paths]
-    assert Digests(tmp_path / "digests").of(paths) == (found, {}) and len(reads) == 3
+    assert digests_of(tmp_path, paths) == (found, {}) and len(reads) == 3
 
     paths[1].write_bytes(b"three")
-    again, _ = Digests(tmp_path / "digests").of(paths)
+    again, _ = digests_of(tmp_path, paths)
     assert again[paths[1]] == hashlib.sha256(b"three").hexdigest() and reads[3:] == [paths[1].name]
     assert again[paths[0]] == found[paths[0]]
 
@@ -440,17 +446,17 @@ def test_a_digest_is_of_the_bytes_and_remembered(tmp_path: Path, reads: list[str
 def test_a_file_changed_in_place_without_changing_its_size_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "a.png"
     path.write_bytes(b"one")
-    before = Digests(tmp_path / "digests").of([path])[0][path]
+    before = digests_of(tmp_path, [path])[0][path]
     path.write_bytes(b"two")
     os.utime(path, ns=(0, path.stat().st_mtime_ns + 1_000_000_000))
-    assert Digests(tmp_path / "digests").of([path])[0][path] != before
+    assert digests_of(tmp_path, [path])[0][path] != before
 
 
 def test_digests_write_no_path(tmp_path: Path) -> None:
     folder = tmp_path / "patient_smith"
     folder.mkdir()
     (folder / "film_jones.png").write_bytes(b"one")
-    Digests(tmp_path / "digests").of([folder / "film_jones.png"])
+    digests_of(tmp_path, [folder / "film_jones.png"])
     written = list((tmp_path / "digests").iterdir())
     assert written
     for path in written:
@@ -463,6 +469,6 @@ def test_a_file_that_can_not_be_read_is_reported_and_the_others_go_on(tmp_path: 
     (tmp_path / "folder.png").mkdir()
     (tmp_path / "loop.png").symlink_to("loop.png")
     bad = [tmp_path / n for n in ("gone.png", "folder.png", "loop.png")]
-    found, failed = Digests(tmp_path / "digests").of([*bad, tmp_path / "good.png"])
+    found, failed = digests_of(tmp_path, [*bad, tmp_path / "good.png"])
     assert list(found) == [tmp_path / "good.png"]
     assert set(failed) == set(bad) and not any(str(tmp_path) in reason for reason in failed.values())

@@ -24,7 +24,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from probing.jobs.configure import expand
-from probing.picture import Digests
+from probing.picture import digests
 from probing.records import results
 from probing.store import Store
 from probing.types import View
@@ -171,9 +171,9 @@ def test_kills_change_no_byte(kills: int, films: Path, tmp_path: Path, server: F
     (folder,) = (tmp_path / "whole" / "embeddings").glob("tiny-*")
     tap = next(t for t in expand(cfg.encoder.taps) if t.name == cfg.encoder.tap)
     pictures = sorted(films.rglob("*.png"))
-    digests, _ = Digests(tmp_path / "digests").of(pictures)
+    found, _ = digests(tmp_path / "digests", [View(p, p.name) for p in pictures])
     turns = [("square",)], *([("square",), ("rot90", quarters)] for quarters in (1, 2, 3))
-    keys = [View(p, p.name).then(*steps).key(digests[p]) for p in pictures for steps in turns]
+    keys = [v.then(*steps).key(d) for v, d in found.items() for steps in turns]
     reference = dict(zip(keys, Store(folder).read(keys, (tap, "mean")), strict=True))
     assert len(reference) == 192
 

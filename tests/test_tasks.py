@@ -13,6 +13,7 @@ from conftest import ROOT, film
 from omegaconf import OmegaConf
 from PIL import Image
 
+from probing.collect import grouped
 from probing.images import folder
 from probing.picture import open_view
 from probing.tasks import column, transform
@@ -32,7 +33,7 @@ def made(samples: list[Sample], name: str) -> Task:
 
 @pytest.fixture
 def samples(films: Path) -> list[Sample]:
-    return folder.load(name="folder", path=str(films), group=-3)
+    return grouped(folder.load(name="folder", path=str(films)), -3)
 
 
 @pytest.mark.parametrize(("name", "copies"), [("orientation", 4), ("flip", 2)])

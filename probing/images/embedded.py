@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from probing.picture import PLANES, volume
+from probing.decode import PLANES, read_nifti, scaled
 from probing.types import Sample, View
 
 VOLUMES = {
@@ -32,8 +32,6 @@ BRAIN_GREY = 20  # of 255
 
 def load(*, name: str, step_mm: int = 2) -> list[Sample]:
     """Slices in three planes every `step_mm`. Columns: volume, plane, position (mm from the origin, RAS+)."""
-    import nibabel
-
     if not 1 <= step_mm < BLOCK_MM:
         raise ValueError(
             f"images.step_mm={step_mm}: type 1 to {BLOCK_MM - 1}; blocks are {BLOCK_MM} mm and their first slice is left out"
@@ -41,8 +39,8 @@ def load(*, name: str, step_mm: int = 2) -> list[Sample]:
     samples = []
     for which, (package, file) in VOLUMES.items():
         path = _locate(package, file)
-        voxels = volume(path, *WINDOW)
-        affine = nibabel.as_closest_canonical(nibabel.load(path)).affine  # type: ignore[arg-type, attr-defined]
+        volume = read_nifti(path)
+        voxels, affine = scaled(volume.real(volume.stored), *volume.percentiles(*WINDOW)), volume.affine
         for axis, plane in enumerate(PLANES):
             position = affine[axis, 3] + affine[axis, axis] * np.arange(voxels.shape[axis])
             brain = (voxels > BRAIN_GREY).mean(axis=tuple(a for a in range(3) if a != axis))

@@ -91,11 +91,13 @@ def _probe(cfg: DictConfig, plans: Sequence[Plan], launch: Launch) -> tuple[dict
     from probing import evaluate
 
     started = time.monotonic()
-    task = task_of(cfg)
+    left: dict[str, str] = {}
+    task = task_of(cfg, left)
     estimator = probe_of(cfg, task)  # what can be refused is refused before the long work
     evaluate.check(task, protocol_of(cfg, task))
-    keys, skipped = _embed(cfg, plans, [v for s in task.samples for v in s.views])
-    task = _joined(_without(task, skipped), keys)
+    keys, unread = _embed(cfg, plans, [v for s in task.samples for v in s.views])
+    task = _joined(_without(task, unread), keys)
+    skipped = {name: f"{name}: {reason}" for name, reason in left.items()} | unread
     protocol = protocol_of(cfg, task)
     cells: dict[tuple[str, str], dict[str, np.ndarray]] = {}
     for plan in plans:
@@ -130,10 +132,12 @@ def embed(cfg: DictConfig, launch: Launch) -> dict[str, Any]:
         return {**shown, "state": "already done", "says": result["summary"]}
     with _under_way(this, roots_of(cfg, launch)):
         started = time.monotonic()
-        task = task_of(cfg)
+        left: dict[str, str] = {}
+        task = task_of(cfg, left)
         views = sorted((v for s in task.samples for v in s.views), key=lambda v: (v.name, v.frame or ("", 0)))
         share = views[len(views) * cfg.shard // cfg.shards : len(views) * (cfg.shard + 1) // cfg.shards]
-        keys, skipped = _embed(cfg, plans, share)
+        keys, unread = _embed(cfg, plans, share)
+        skipped = {name: f"{name}: {reason}" for name, reason in left.items()} | unread
     stores = sorted(p.store.folder.name for p in plans if p.store)
     summary = f"{len(keys):,} views in {', '.join(stores)}" + (f"; {len(skipped)} files could not be read" if skipped else "")
     this.save(
@@ -192,7 +196,7 @@ def status(cfg: DictConfig, launch: Launch) -> dict[str, Any]:
 
 def embeddings(cfg: DictConfig) -> tuple[list[str], np.ndarray]:
     """The ids [N] and embeddings [N,D] of one cell, for `probing.embeddings`."""
-    task, (plan,) = task_of(cfg), plans_of(cfg)
+    task, (plan,) = task_of(cfg, {}), plans_of(cfg)
     if len(plan.cells) > 1:
         raise ValueError(f"{len(plan.cells)} cells were asked for; name one tap and one readout")
     keys, skipped = _embed(cfg, [plan], [v for s in task.samples for v in s.views])
@@ -207,12 +211,12 @@ def load(cfg: DictConfig) -> Encoder:
 
 def _embed(cfg: DictConfig, plans: Sequence[Plan], views: Sequence[View]) -> tuple[dict[View, str], dict[str, str]]:
     """Fill the stores of all plans. Returns the key of each view, and file name -> reason for what can not be read."""
-    from probing.picture import Digests
+    from probing.picture import digests
 
     root = Path(cfg.store)
-    digests, unread = Digests(root / "digests").of(v.path for v in views)
-    gone = {v.name: f"{v.name}: {unread[v.path]}" for v in views if v.path in unread}
-    keys = {v: v.key(digests[v.path]) for v in views if v.path in digests}
+    found, unread = digests(root / "digests", views)
+    gone = {v.name: f"{v.name}: {reason}" for v, reason in unread.items()}
+    keys = {v: v.key(d) for v, d in found.items()}
     by_key = {k: v for v, k in keys.items()}
     lacking = [p for p in plans if not open_store(cfg, p) or p.store.missing(list(by_key), p.cells)[0]]  # type: ignore[union-attr]
     if lacking:
@@ -242,23 +246,15 @@ def _without(task: Task, skipped: Mapping[str, str]) -> Task:
 
 def _joined(task: Task, keys: Mapping[View, str]) -> Task:
     """Groups that hold one and the same picture become one group, or its copies would stand on both sides of a fold."""
-    parent = {s.group: s.group for s in task.samples}
+    from probing.collect import joined
 
-    def top(group: str) -> str:
-        while parent[group] != group:
-            group = parent[group]
-        return group
-
-    first: dict[str, str] = {}
-    for s in task.samples:
-        for v in s.views:
-            one, other = sorted((top(first.setdefault(keys[v], s.group)), top(s.group)))
-            parent[other] = one
-    joined = sorted(g for g in parent if top(g) != g)
-    if not joined:
+    number = joined([[s.group, *(keys[v] for v in s.views)] for s in task.samples])
+    names = [task.samples[n].group for n in number]
+    moved = sorted({s.group for s, name in zip(task.samples, names, strict=True) if s.group != name})
+    if not moved:
         return task
-    log.warning(f"{len(joined)} groups hold a picture of another group and are joined with it: {', '.join(joined[:5])}")
-    return replace(task, samples=tuple(replace(s, group=top(s.group)) for s in task.samples))
+    log.warning(f"{len(moved)} groups hold a picture of another group and are joined with it: {', '.join(moved[:5])}")
+    return replace(task, samples=tuple(replace(s, group=g) for s, g in zip(task.samples, names, strict=True)))
 
 
 def _values(plan: Plan, task: Task, keys: Mapping[View, str], cell: Cell) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import logging
 import multiprocessing
 import os
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from probing import records
+from probing import collect, records, tables
 from probing.types import ENCODER, PIXELS, READOUTS, TWIN, Sample, Tap, Task, digest
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ log = logging.getLogger("probing")
 PACKAGED = Path(__file__).parents[1] / "conf"
 CONF = PACKAGED if PACKAGED.is_dir() else Path(__file__).parents[2] / "conf"  # in a wheel, else in a checkout
 PROTOCOL = 1  # raised when a change of ours changes numbers; results of two protocols are never mixed
+AFTERWARDS = ("where", "labels", "key", "group")  # of an image source's YAML: what is done with the images it gives
 NO_IDENTITY = ("hydra", "device", "batch_size", "workers", "outputs", "store", "rerun", "allow")  # change no number
 SHOWN = ("display", "licence", "gated", "cite", "checked", "tap", "floor", "taps")  # of an encoder's YAML: no row depends on them
 
@@ -203,10 +205,17 @@ def options_of(name: str) -> dict[str, dict[str, Any]]:
     return found
 
 
-def task_of(cfg: DictConfig) -> Task:
-    """The labelled samples that images, images.where, limit and task stand for."""
-    samples = _call(cfg.images, cfg.allow, drop=("where",))
-    return _call(cfg.task, cfg.allow, spread(keep(samples, cfg.images.where), cfg.limit, cfg.seed))
+def task_of(cfg: DictConfig, left: dict[str, str]) -> Task:
+    """The labelled samples that images, images.where, limit and task stand for. What a source can not read goes to
+    `left`, name -> reason."""
+    samples = _call(cfg.images, cfg.allow, drop=AFTERWARDS, memo=Path(cfg.store), left=left)
+    asked: dict[str, Any] = OmegaConf.to_container(cfg.images, resolve=True)  # type: ignore[assignment]
+    if asked.get("labels"):
+        samples = collect.join(samples, asked["labels"], asked.get("key"))
+    samples = keep(samples, asked.get("where"))
+    if "group" in asked:
+        samples = collect.grouped(samples, asked["group"])
+    return _call(cfg.task, cfg.allow, spread(samples, cfg.limit, cfg.seed))
 
 
 def keep(samples: Sequence[Sample], where: Mapping[str, Any] | None) -> list[Sample]:
@@ -265,10 +274,12 @@ def protocol_of(cfg: DictConfig, task: Task) -> Protocol:
     return Protocol(**settings, number=PROTOCOL, seed=cfg.seed, limited=limited)
 
 
-def _call(spec: DictConfig, allow: Sequence[str], *args: Any, drop: Sequence[str] = ()) -> Any:
-    """Call the function that `_target_` names with the rest of the YAML."""
+def _call(spec: DictConfig, allow: Sequence[str], *args: Any, drop: Sequence[str] = (), **offered: Any) -> Any:
+    """Call the function that `_target_` names with the rest of the YAML, and with those offers that it takes."""
     call: dict[str, Any] = OmegaConf.to_container(spec, resolve=True, throw_on_missing=True)  # type: ignore[assignment]
-    return method(call.pop("_target_"), allow)(*args, **{k: v for k, v in call.items() if k not in drop})
+    function = method(call.pop("_target_"), allow)
+    taken = {k: v for k, v in offered.items() if k in inspect.signature(function).parameters}
+    return function(*args, **{k: v for k, v in call.items() if k not in drop}, **taken)
 
 
 def method(target: str, allow: Sequence[str]) -> Any:
@@ -312,9 +323,10 @@ def run_of(cfg: DictConfig, plans: Sequence[Plan], choices: Sequence[str]) -> re
     """The run folder: a digest of the config, the stamp of the data and the specs of the encoders."""
     config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
     config = {k: v for k, v in config.items() if k not in (*NO_IDENTITY, "encoder", "floor", "encoders", "weights")}
-    config["images"] = {k: v for k, v in config["images"].items() if k != "path"}
+    config["images"] = {k: v for k, v in config["images"].items() if k not in ("path", "root", "labels")}
     call: dict[str, Any] = OmegaConf.to_container(cfg.images, resolve=True, throw_on_missing=True)  # type: ignore[assignment]
     stamp = method(call.pop("_target_").rpartition(".")[0] + ".stamp", cfg.allow)(**call)
+    stamp += tables.stamp_of(call.get("labels"))
     cells = [[p.role, p.name, p.spec, [[t.name, t.definition, r] for t, r in p.cells]] for p in plans]
     return records.Run.of(
         cfg.outputs, cfg.job.name, choices, {"config": config, "data": stamp, "encoders": cells, "protocol": PROTOCOL}

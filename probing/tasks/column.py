@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import difflib
 import logging
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
+from probing.tables import is_missing
 from probing.types import Sample, Task
 
 log = logging.getLogger("probing")
@@ -18,11 +20,18 @@ MOST_CLASSES = 50
 
 
 def load(
-    samples: Sequence[Sample], *, name: str, column: str | None, kind: Literal["classes", "number"] = "classes", unit: str = ""
+    samples: Sequence[Sample],
+    *,
+    name: str,
+    column: str | None,
+    kind: Literal["classes", "number"] = "classes",
+    unit: str = "",
+    map: Mapping[str, str | None] | None = None,
 ) -> Task:
     """The label of each sample is `column` of its metadata. Samples without a value are left out, by name.
 
-    Raises ValueError for an unknown column, with the columns there are.
+    map: value -> class, or null to leave it out; every value that occurs must be in it. Raises ValueError for an
+    unknown column, with the columns there are.
     """
     columns = sorted({c for s in samples for c in s.meta})
     if column is None or column not in columns:
@@ -31,7 +40,9 @@ def load(
         raise ValueError(
             f"task.column={'' if column is None else column}: there is no such column.{hint} There are: {', '.join(columns)}"
         )
-    empty = [s.id for s in samples if str(s.meta.get(column, "")).strip() in ("", "nan", "None")]
+    if map is not None:
+        samples = _mapped(samples, column, {str(k): v for k, v in map.items()})
+    empty = [s.id for s in samples if is_missing(s.meta.get(column))]
     if empty:
         log.warning(
             f"{len(empty)} samples have no {column} and are left out: {', '.join(empty[:5])}{', …' if len(empty) > 5 else ''}"
@@ -46,6 +57,19 @@ def load(
             f"task.column={column}: {len(classes)} different values are too many classes. Type task.kind=number if it is a number"
         )
     return Task(name, kind, classes, tuple(replace(s, label=str(s.meta[column]).strip()) for s in samples))
+
+
+def _mapped(samples: Sequence[Sample], column: str, classes: Mapping[str, str | None]) -> list[Sample]:
+    values = Counter(str(s.meta.get(column, "")).strip() for s in samples)
+    if unknown := [v for v in values if not is_missing(v) and v not in classes]:
+        raise ValueError(
+            f"task.map: {column} also has {', '.join(f'{v!r} ({values[v]})' for v in unknown[:10])}. Map each to a class, or to null to leave it out"
+        )
+    mapped = [(s, classes.get(str(s.meta.get(column, "")).strip(), "")) for s in samples]
+    kept = [replace(s, meta={**s.meta, column: name}) for s, name in mapped if name is not None]
+    if len(kept) < len(samples):
+        log.warning(f"task.map leaves {len(samples) - len(kept)} samples out")
+    return kept
 
 
 def _number(sample: Sample, column: str) -> float:

@@ -33,7 +33,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from probing.embed import Request, embed, settle
 from probing.jobs.configure import compose, load_encoder, plans_of, workers_of
-from probing.picture import Digests
+from probing.picture import digests
 from probing.store import Cell
 from probing.types import Encoder, View
 
@@ -83,8 +83,8 @@ def ours(paths: list[Path], encoder: Encoder, workers: int, cells: list[Cell]) -
         store = settle(Path(root), encoder, "", "cpu", BATCH)
 
         def run() -> list[str]:
-            digests, _ = Digests(Path(root, "digests")).of(paths)
-            views = {view.key(digests[view.path]): view for view in (View(p, p.name) for p in paths)}
+            found, _ = digests(Path(root, "digests"), [View(p, p.name) for p in paths])
+            views = {view.key(d): view for view, d in found.items()}
             with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):  # progress
                 embed([Request(encoder, cells, store)], views, "cpu", workers)
             return list(views)
