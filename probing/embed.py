@@ -21,7 +21,7 @@ from tqdm import tqdm
 from probing import picture, readouts
 from probing.files import sweep
 from probing.store import Cell, Store, versions
-from probing.types import Encoder, Tap, View
+from probing.types import Arrays, Encoder, Tap, View
 
 log = logging.getLogger("probing")
 PART_BYTES, PART_SECONDS = 64 << 20, 60
@@ -243,6 +243,38 @@ def forward(
         return {(tap, readout): found[tap.name][readout][:count].float().cpu().numpy() for tap, readout in cells}
 
 
+def copy(root: Path, arrays: Arrays, spec: str, cells: Sequence[Cell], ids: Mapping[str, str]) -> tuple[Store, dict[str, str]]:
+    """Bring rows that were extracted elsewhere into a store. ids: key -> id of the sample. Returns the store, and key ->
+    reason for the ids that the arrays lack or whose row is not finite. Raises ValueError if they lack all."""
+    store = Store(root / f"{arrays.name}-{arrays.fingerprint}")
+    _vouch(store, arrays.name, arrays.fingerprint, spec, 1)
+    place = {id: i for i, id in enumerate(arrays.ids)}
+    if not arrays.ids:
+        raise ValueError(f"encoder={arrays.name}: the file has no embeddings")
+    if not any(id in place for id in ids.values()):
+        raise ValueError(
+            f"encoder={arrays.name}: no image has a row. Images are called like {next(iter(ids.values()))!r}, rows like {arrays.ids[0]!r}. "
+            "Name both alike: images.id=COLUMN chooses the names of a table's rows"
+        )
+    failed = {k: f"encoder={arrays.name} has no row for it" for k, id in ids.items() if id not in place}
+    keys, wanted = store.missing([k for k in ids if k not in failed], cells)
+    rows = {c: [_vector(arrays.values[c[0].name][place[ids[k]]], *c) for k in keys] for c in wanted}
+    broken = [i for i, _ in enumerate(keys) if not all(np.isfinite(r[i]).all() for r in rows.values())]
+    failed |= {keys[i]: f"its row in encoder={arrays.name} is not finite" for i in broken}
+    kept = [i for i in range(len(keys)) if i not in set(broken)]
+    if kept:
+        store.write([keys[i] for i in kept], {c: np.stack([r[i] for i in kept]) for c, r in rows.items()})
+    return store, failed
+
+
+def _vector(row: np.ndarray, tap: Tap, readout: str) -> np.ndarray:
+    """[D] or [L,D] -> [D'], over the row's own tokens."""
+    values = np.asarray(row, np.float32)
+    if tap.layout == "vector":
+        return values
+    return readouts.read(readouts.tokens(tap, torch.from_numpy(values[None])), readout)[0].numpy()
+
+
 def settle(root: Path, encoder: Encoder, spec: str, device: str, batch_size: int) -> Store:
     """The store of an encoder under `root`, after its canaries.
 
@@ -261,7 +293,7 @@ def settle(root: Path, encoder: Encoder, spec: str, device: str, batch_size: int
             break
         differ[folder.name] = store.canary_difference(rows)
         if differ[folder.name] <= CANARY_TOLERANCE:
-            return _vouch(store, encoder, spec, batch_size)
+            return _vouch(store, encoder.name, encoder.fingerprint, spec, batch_size)
     else:
         store = Store(root / (f"{name}-{versions()}" if differ else name))
         for other, by in differ.items():
@@ -270,12 +302,12 @@ def settle(root: Path, encoder: Encoder, spec: str, device: str, batch_size: int
                 f"beginning the store {store.folder.name}"
             )
     store.write([f"canary {i}" for i in range(8)], rows, prefix="canary")
-    return _vouch(store, encoder, spec, batch_size)
+    return _vouch(store, encoder.name, encoder.fingerprint, spec, batch_size)
 
 
-def _vouch(store: Store, encoder: Encoder, spec: str, batch_size: int) -> Store:
+def _vouch(store: Store, name: str, fingerprint: str, spec: str, batch_size: int) -> Store:
     """Write down that this spec, under these library versions, belongs to the store."""
-    card = {"name": encoder.name, "fingerprint": encoder.fingerprint, "batch_size": batch_size, **store.card()}
+    card = {"name": name, "fingerprint": fingerprint, "batch_size": batch_size, **store.card()}
     for key, value in (("specs", spec), ("versions", versions())):
         card[key] = sorted({*card.get(key, ()), value})
     store.write_card(card)

@@ -123,6 +123,12 @@ class Store:
         return worst if shared and np.isfinite(worst) else float("inf")
 
 
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """The data sets at the top of an HDF5 file of somebody else's."""
+    with h5py.File(path, "r") as file:
+        return {name: data[()] for name, data in file.items() if isinstance(data, h5py.Dataset)}
+
+
 def find(root: Path, name: str, spec: str, versions: str | None) -> Store | None:
     """The store that an encoder's spec led to before, so that its weights need not be read again.
 

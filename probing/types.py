@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Real
 from pathlib import Path
@@ -193,6 +193,18 @@ class Encoder:
     module: torch.nn.Module
     preprocess: Callable[[Image], torch.Tensor]
     policy: str
+    taps: tuple[Tap, ...]
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """Embeddings that were extracted elsewhere, in the place of an Encoder: per tap one [D] or [L,D] for each id. The
+    fingerprint is a digest of their file."""
+
+    name: str
+    ids: tuple[str, ...]
+    values: Mapping[str, Sequence[np.ndarray]]
     taps: tuple[Tap, ...]
     fingerprint: str
 

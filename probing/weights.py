@@ -45,14 +45,34 @@ def find(weights: str, source: Mapping[str, Any] | None, fetch: bool = True) -> 
             raise FileNotFoundError(f"weights=hub: the package {source['package']} has no file {source['file']}. {fix}")
         return path
     from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError
 
     try:
         return Path(hf_hub_download(source["repo"], source["file"], revision=source["revision"], local_files_only=not fetch))
+    except GatedRepoError as error:
+        raise FileNotFoundError(
+            f"weights=hub: {source['repo']} is gated. Ask for access on https://huggingface.co/{source['repo']}, then type hf auth login"
+        ) from error
     except (LocalEntryNotFoundError, HfHubHTTPError) as error:
         raise FileNotFoundError(
             f"weights=hub: {source['repo']} at {source['revision']} is not in the local cache and could not be fetched. Type weights=PATH of {source['file']}"
         ) from error
+
+
+def describe(source: Mapping[str, Any] | None) -> dict[str, str]:
+    """Origin and size of published weights, as far as they can be known from here."""
+    if not source:
+        return {"from": "", "size": ""}
+    if "package" in source:
+        return {"from": f"package {source['package']}", "size": ""}
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+
+    try:
+        size = get_hf_file_metadata(hf_hub_url(source["repo"], source["file"], revision=source["revision"]), timeout=10).size
+        said = f"{size / 1e6:,.0f} MB" if size else "unknown"
+    except Exception as error:  # no network, a proxy, a gate: the table is printed all the same
+        said = f"unknown ({type(error).__name__})"
+    return {"from": f"{source['repo']} at {str(source['revision'])[:8]}", "size": said}
 
 
 def stamp(weights: str, source: Mapping[str, Any] | None) -> list[Any]:

@@ -16,7 +16,7 @@ LAYERS = [
     {"decode", "collect"},
     {"picture", "readouts", "weights", "store", "records", "nested"},
     {"findings", "embed", "encoders", "images", "tasks"},
-    {"evaluate"},
+    {"evaluate", "contract"},
     {"jobs"},
     {"notebook"},
     {"__init__", "__main__"},

@@ -28,10 +28,11 @@ from probing.jobs.configure import (
     protocol_of,
     run_of,
     task_of,
+    with_pictures,
     workers_of,
 )
-from probing.jobs.show import about_run, cell_of, predictions_of, print_result, roots_of, rows_of, table
-from probing.types import ENCODER, PIXELS, Task, View
+from probing.jobs.show import about_run, cell_of, machine, predictions_of, print_result, roots_of, rows_of, table
+from probing.types import ENCODER, PIXELS, Arrays, Sample, Task, View
 
 if TYPE_CHECKING:
     import numpy as np
@@ -95,7 +96,8 @@ def _probe(cfg: DictConfig, plans: Sequence[Plan], launch: Launch) -> tuple[dict
     task = task_of(cfg, left)
     estimator = probe_of(cfg, task)  # what can be refused is refused before the long work
     evaluate.check(task, protocol_of(cfg, task))
-    keys, unread = _embed(cfg, plans, [v for s in task.samples for v in s.views])
+    plans = with_pictures(plans, task)
+    keys, unread = _embed(cfg, plans, task.samples)
     task = _joined(_without(task, unread), keys)
     skipped = {name: f"{name}: {reason}" for name, reason in left.items()} | unread
     protocol = protocol_of(cfg, task)
@@ -122,7 +124,7 @@ def embed(cfg: DictConfig, launch: Launch) -> dict[str, Any]:
     """The GPU part alone: the task's views through one or several encoders and their floors."""
     if not 0 <= cfg.shard < cfg.shards:
         raise ValueError(f"shard={cfg.shard} of shards={cfg.shards}: type shard=0 to shard={cfg.shards - 1}")
-    configs = each_encoder(cfg, launch.overrides) if cfg.encoders else [cfg]
+    configs = each_encoder(cfg.encoders, launch.overrides) if cfg.encoders else [cfg]
     plans = list({(p.name, p.spec): p for c in configs for p in plans_of(c)}.values())
     names = [p.name for p in plans if p.role == ENCODER]
     this = run_of(cfg, plans, ["+".join(names) if len(names) < 4 else f"{len(names)}encoders", cfg.task.name, cfg.images.name])
@@ -134,8 +136,9 @@ def embed(cfg: DictConfig, launch: Launch) -> dict[str, Any]:
         started = time.monotonic()
         left: dict[str, str] = {}
         task = task_of(cfg, left)
-        views = sorted((v for s in task.samples for v in s.views), key=lambda v: (v.name, v.frame or ("", 0)))
-        share = views[len(views) * cfg.shard // cfg.shards : len(views) * (cfg.shard + 1) // cfg.shards]
+        plans = with_pictures(plans, task)
+        several = sorted(task.samples, key=lambda s: (s.views[0].name, s.views[0].frame or ("", 0), s.id))
+        share = several[len(several) * cfg.shard // cfg.shards : len(several) * (cfg.shard + 1) // cfg.shards]
         keys, unread = _embed(cfg, plans, share)
         skipped = {name: f"{name}: {reason}" for name, reason in left.items()} | unread
     stores = sorted(p.store.folder.name for p in plans if p.store)
@@ -154,31 +157,79 @@ def embed(cfg: DictConfig, launch: Launch) -> dict[str, Any]:
 
 
 def encoders(cfg: DictConfig, launch: Launch) -> dict[str, Any]:
-    """Print the table of the encoders there are."""
-    from probing import weights
-
+    """Print the table of the encoders there are, and what this machine has; or check or fetch some of them."""
+    if cfg.check:
+        return _check(cfg, launch)
+    if cfg.fetch:
+        return _fetch(cfg, launch)
     rows = []
     for name, spec in options_of("encoder").items():
-        state = choice = spec.get("weights", "none")
-        if choice not in ("none", "random"):
-            try:
-                state = "here" if weights.find(choice, spec.get("source"), fetch=False).exists() else "not here"
-            except FileNotFoundError as error:
-                state = _first_line(error)
         taps = ", ".join(name.replace("{i}", f"0-{tap.get('count', 1) - 1}") for name, tap in spec["taps"].items())
         rows.append(
             {
                 "encoder": name,
                 "is": spec.get("display", ""),
-                "weights": state,
+                "weights": _weights_here(spec),
                 "taps": taps,
                 "licence": spec.get("licence", ""),
                 "checked": spec.get("checked", ""),
             }
         )
     log.info(table(rows))
-    log.info("\nencoder=NAME chooses one; weights=random or weights=PATH gives it other weights")
+    log.info("\nencoder=NAME chooses one; weights=random or weights=PATH gives it other weights\n")
+    log.info(table([{"this machine": k, "has": v} for k, v in machine().items()]))
     return {"state": "done", "says": f"{len(rows)} encoders"}
+
+
+def _weights_here(spec: Mapping[str, Any]) -> str:
+    from probing import weights
+
+    choice = spec.get("weights", "none")
+    if choice in ("none", "random"):
+        return str(choice)
+    try:
+        return "here" if weights.find(choice, spec.get("source"), fetch=False).exists() else "not here"
+    except FileNotFoundError as error:
+        return _first_line(error)
+
+
+def _check(cfg: DictConfig, launch: Launch) -> dict[str, Any]:
+    """Hold encoders to the contract."""
+    from probing import contract
+
+    rows = []
+    for one in each_encoder(cfg.check, launch.overrides):
+        plan = plans_of(one)[0]
+        encoder, again = (load_encoder(one, plan) for _ in range(2))
+        if isinstance(encoder, Arrays) or isinstance(again, Arrays):
+            raise ValueError(f"check={encoder.name}: arrays from a file are no model that can be checked")
+        rows += contract.check(encoder, again, cfg.device)
+    log.info(table(rows))
+    broken = [f"{r['encoder']}: {r['found']}" for r in rows if r["holds"] == "no"]
+    if broken:
+        raise ValueError(f"{len(broken)} of {len(rows)} promises are broken. {'; '.join(broken)}")
+    return {"state": "done", "says": f"all {len(rows)} promises hold"}
+
+
+def _fetch(cfg: DictConfig, launch: Launch) -> dict[str, Any]:
+    """Show what the weights of encoders weigh, then download those that are not here."""
+    from probing import weights
+
+    specs = {one.encoder.name: plans_of(one)[0].settings for one in each_encoder(cfg.fetch, launch.overrides)}
+    rows, faults = [], []
+    for name, spec in specs.items():
+        state = _weights_here(spec)
+        rows.append({"encoder": name, "weights": state, **weights.describe(spec.get("source")), "gated": spec.get("gated", "")})
+    log.info(table(rows))
+    for name, spec in specs.items():
+        if spec.get("weights") == "hub":
+            try:
+                weights.find("hub", spec.get("source"))
+            except FileNotFoundError as error:
+                faults.append(f"{name}: {error}")
+    if faults:
+        raise ValueError("; ".join(faults))
+    return {"state": "done", "says": f"{len(specs)} encoders are here"}
 
 
 def status(cfg: DictConfig, launch: Launch) -> dict[str, Any]:
@@ -199,36 +250,46 @@ def embeddings(cfg: DictConfig) -> tuple[list[str], np.ndarray]:
     task, (plan,) = task_of(cfg, {}), plans_of(cfg)
     if len(plan.cells) > 1:
         raise ValueError(f"{len(plan.cells)} cells were asked for; name one tap and one readout")
-    keys, skipped = _embed(cfg, [plan], [v for s in task.samples for v in s.views])
+    keys, skipped = _embed(cfg, [plan], task.samples)
     task = _without(task, skipped)
     return [s.id for s in task.samples], _values(plan, task, keys, plan.cells[0])
 
 
 def load(cfg: DictConfig) -> Encoder:
     """The encoder of a config, for `probing.load`."""
-    return load_encoder(cfg, plans_of(cfg)[0])
+    encoder = load_encoder(cfg, plans_of(cfg)[0])
+    if isinstance(encoder, Arrays):
+        raise ValueError(f"encoder={encoder.name}: arrays from a file are no model that can be loaded")
+    return encoder
 
 
-def _embed(cfg: DictConfig, plans: Sequence[Plan], views: Sequence[View]) -> tuple[dict[View, str], dict[str, str]]:
-    """Fill the stores of all plans. Returns the key of each view, and file name -> reason for what can not be read."""
+def _embed(cfg: DictConfig, plans: Sequence[Plan], samples: Sequence[Sample]) -> tuple[dict[View, str], dict[str, str]]:
+    """Fill the stores of all plans. Returns the key of each view, and its name -> reason for what can not be read."""
     from probing.picture import digests
 
     root = Path(cfg.store)
+    views = [v for s in samples for v in s.views]
     found, unread = digests(root / "digests", views)
     gone = {v.name: f"{v.name}: {reason}" for v, reason in unread.items()}
     keys = {v: v.key(d) for v, d in found.items()}
     by_key = {k: v for v, k in keys.items()}
     lacking = [p for p in plans if not open_store(cfg, p) or p.store.missing(list(by_key), p.cells)[0]]  # type: ignore[union-attr]
     if lacking:
-        from probing.embed import Request, embed, settle
+        from probing import embed as pass_through
 
-        requests = []
+        requests: list[Any] = []
+        failed: dict[str, str] = {}
         for plan in lacking:
             encoder = load_encoder(cfg, plan)
-            plan.store = settle(root, encoder, plan.spec, cfg.device, cfg.batch_size)
-            requests.append(Request(encoder, plan.cells, plan.store))
-        failed = embed(requests, by_key, cfg.device, workers_of(cfg))
-        gone |= {v.name: failed[k].replace(by_key[k].name, v.name) for v, k in keys.items() if k in failed}
+            if isinstance(encoder, Arrays):
+                ids = {keys[v]: s.id for s in samples for v in s.views if v in keys}
+                plan.store, missed = pass_through.copy(root, encoder, plan.spec, plan.cells, ids)
+                failed |= missed
+            else:
+                plan.store = pass_through.settle(root, encoder, plan.spec, cfg.device, cfg.batch_size)
+                requests.append(pass_through.Request(encoder, plan.cells, plan.store))
+        failed |= pass_through.embed(requests, by_key, cfg.device, workers_of(cfg))
+        gone |= {v.name: f"{v.name}: {failed[k].removeprefix(f'{by_key[k].name}: ')}" for v, k in keys.items() if k in failed}
     for reason in gone.values():
         log.warning(f"left out: {reason}")
     return {v: k for v, k in keys.items() if v.name not in gone}, gone

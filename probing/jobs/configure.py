@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import inspect
 import logging
 import multiprocessing
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,14 +22,25 @@ from probing.types import ENCODER, PIXELS, READOUTS, TWIN, Sample, Tap, Task, di
 if TYPE_CHECKING:
     from probing.nested import Probe, Protocol
     from probing.store import Cell, Store
-    from probing.types import Encoder
+    from probing.types import Arrays, Encoder
 
 log = logging.getLogger("probing")
 PACKAGED = Path(__file__).parents[1] / "conf"
 CONF = PACKAGED if PACKAGED.is_dir() else Path(__file__).parents[2] / "conf"  # in a wheel, else in a checkout
 PROTOCOL = 1  # raised when a change of ours changes numbers; results of two protocols are never mixed
 AFTERWARDS = ("where", "labels", "key", "group")  # of an image source's YAML: what is done with the images it gives
-NO_IDENTITY = ("hydra", "device", "batch_size", "workers", "outputs", "store", "rerun", "allow")  # change no number
+NO_IDENTITY = (
+    "hydra",
+    "device",
+    "batch_size",
+    "workers",
+    "outputs",
+    "store",
+    "rerun",
+    "allow",
+    "check",
+    "fetch",
+)  # change no number
 SHOWN = ("display", "licence", "gated", "cite", "checked", "tap", "floor", "taps")  # of an encoder's YAML: no row depends on them
 
 
@@ -68,7 +80,7 @@ def check_options(cfg: DictConfig) -> None:
         optional = key in ("weights", "name") and cfg[key] is None
         if not optional and (not isinstance(cfg[key], str) or not cfg[key]):
             raise ValueError(f"{key}={cfg[key]}: type a text; quotes keep a number a text: '{key}=\"{cfg[key]}\"'")
-    for key in ("tap", "readout", "encoders"):
+    for key in ("tap", "readout", "encoders", "check", "fetch"):
         if cfg[key] is not None and not isinstance(cfg[key], (str, ListConfig)):
             raise ValueError(f"{key}={cfg[key]}: type a name or a list such as {key}=[a,b]")
 
@@ -91,7 +103,7 @@ def plans_of(cfg: DictConfig) -> list[Plan]:
     if random:
         own["seed"] = cfg.seed
     plans = [_plan(cfg, ENCODER, name_of(cfg), own)]
-    if cfg.floors and not own.get("floor") and not random:
+    if cfg.floors and not own.get("floor") and not random and "weights" in own:
         twin = {k: v for k, v in own.items() if k not in ("weights_prefix", "allow_pickle")} | {
             "weights": "random",
             "seed": cfg.seed,
@@ -106,9 +118,10 @@ def plans_of(cfg: DictConfig) -> list[Plan]:
 def _plan(cfg: DictConfig, role: str, name: str, settings: dict[str, Any]) -> Plan:
     from probing import weights
 
-    choice = settings.get("weights", "none")
+    choice = settings.get("weights", settings.get("path", "none"))
     stamp = "none" if choice == "none" else weights.stamp(choice, settings.get("source"))
-    spec = digest({k: v for k, v in settings.items() if k not in (*SHOWN, "name", "weights", "source")}, stamp)
+    hidden = (*SHOWN, "name", "weights", "source", "path")
+    spec = digest({k: v for k, v in settings.items() if k not in hidden}, stamp, code_of(settings["_target_"]))
     cells = _cells(
         expand(settings["taps"]), settings["tap"], None if role == PIXELS else cfg.tap, None if role == PIXELS else cfg.readout
     )
@@ -172,10 +185,32 @@ def open_store(cfg: DictConfig, plan: Plan) -> bool:
     return plan.store is not None
 
 
-def load_encoder(cfg: DictConfig, plan: Plan) -> Encoder:
+def load_encoder(cfg: DictConfig, plan: Plan) -> Encoder | Arrays:
     call = {k: v for k, v in plan.settings.items() if k not in SHOWN}
-    loader = method(call.pop("_target_"), cfg.allow)
-    return loader(**{**call, "name": plan.name, "taps": tuple(expand(plan.settings["taps"]))})
+    target = call.pop("_target_")
+    encoder = method(target, cfg.allow)(**{**call, "name": plan.name, "taps": tuple(expand(plan.settings["taps"]))})
+    code = code_of(target)
+    return replace(encoder, fingerprint=digest(encoder.fingerprint, code)[:16]) if code else encoder
+
+
+def code_of(target: str) -> str | None:
+    """Digest of the file that holds a loader which is not ours: when it changes, its rows are embedded anew."""
+    if target.startswith("probing."):
+        return None
+    spec = importlib.util.find_spec(target.rpartition(".")[0])
+    return digest(Path(spec.origin).read_text()) if spec and spec.origin else None
+
+
+def with_pictures(plans: Sequence[Plan], task: Task) -> list[Plan]:
+    """The plans that can be asked about the samples of a task: rows without pictures have no floor from pictures."""
+    if all(v.decode[0] != "none" for s in task.samples for v in s.views):
+        return list(plans)
+    if any("path" not in p.settings for p in plans if p.role == ENCODER):
+        raise ValueError(
+            f"encoder={plans[0].name} needs pictures, and images.image=null says that there are none. Type encoder=file"
+        )
+    log.warning("there are no pictures, so there is no pixel floor")
+    return [p for p in plans if p.role == ENCODER]
 
 
 def compose(overrides: Sequence[str]) -> DictConfig:
@@ -186,12 +221,12 @@ def compose(overrides: Sequence[str]) -> DictConfig:
         return hydra.compose("config", list(overrides))
 
 
-def each_encoder(cfg: DictConfig, overrides: Sequence[str]) -> list[DictConfig]:
-    """The config of this run, once per name in encoders=."""
+def each_encoder(names: str | Sequence[str], overrides: Sequence[str]) -> list[DictConfig]:
+    """The config of this run, once per name of an encoder."""
     import hydra
 
-    kept = [o for o in overrides if not o.startswith(("encoder=", "encoders="))]
-    return [hydra.compose("config", [*kept, f"encoder={name}"]) for name in cfg.encoders]
+    kept = [o for o in overrides if not o.startswith(("encoder=", "encoders=", "check=", "fetch="))]
+    return [hydra.compose("config", [*kept, f"encoder={name}"]) for name in ([names] if isinstance(names, str) else names)]
 
 
 def options_of(name: str) -> dict[str, dict[str, Any]]:

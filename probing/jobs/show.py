@@ -6,6 +6,7 @@ import importlib.metadata
 import logging
 import os
 import platform
+import shutil
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -102,6 +103,23 @@ def _commit() -> str | None:
         ).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None
+
+
+def machine() -> dict[str, str]:
+    """What this machine has: torch, its CUDA, where the hub's cache lies and what is free there."""
+    import torch
+    from huggingface_hub.constants import HF_HUB_CACHE, HF_HUB_OFFLINE
+
+    cache = Path(HF_HUB_CACHE)
+    place = next(p for p in (cache, *cache.parents) if p.exists())
+    devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    return {
+        "torch": torch.__version__,
+        "CUDA": f"{torch.version.cuda}: {', '.join(devices)}" if devices else "none that torch can use",
+        "CPU threads": str(torch.get_num_threads()),
+        "hub cache (HF_HOME)": f"{cache}{', offline' if HF_HUB_OFFLINE else ''}",
+        "free there": f"{shutil.disk_usage(place).free / 1e9:.0f} GB",
+    }
 
 
 def cell_of(r: ProbeResult) -> dict[str, Any]:
