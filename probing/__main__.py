@@ -50,7 +50,9 @@ def _job(cfg: DictConfig) -> None:
     }
     stopped = False
     try:
-        outcome = {**shown, **jobs.run(cfg, jobs.Launch(tuple(found.overrides.task), tuple(defaults), _config_dir(found)))}
+        searched = [o for o in found.overrides.hydra if o.startswith("hydra.searchpath=")]
+        launch = jobs.Launch((*searched, *found.overrides.task), tuple(defaults), _config_dir(found))
+        outcome = {**shown, **jobs.run(cfg, launch)}
     except KeyboardInterrupt:
         stopped = True
         outcome = {

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image, ImageOps
 
 if TYPE_CHECKING:
     import pydicom
@@ -132,19 +132,19 @@ def check_pixels(width: int, height: int, frames: int = 1) -> None:
 
 
 def pillow(file: io.BufferedIOBase, name: str) -> Image.Image:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # ours is below, and names the setting
-        limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
-        try:
-            found = Image.open(file)  # type: ignore[arg-type]
-        finally:
-            Image.MAX_IMAGE_PIXELS = limit
+    limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None  # our own limit is below, and names the setting
+    try:
+        found = Image.open(file)  # type: ignore[arg-type]
+    finally:
+        Image.MAX_IMAGE_PIXELS = limit
     with found:
         check_pixels(*found.size)
         if (frames := getattr(found, "n_frames", 1)) > 1:
             _note(f"{name}: {frames} frames; the first is taken")
         found.load()
-        picture: Image.Image = ImageOps.exif_transpose(found)
+        picture: Image.Image = found
+        if found.getexif().get(ExifTags.Base.Orientation, 1) != 1:
+            picture = ImageOps.exif_transpose(found)
     if picture.mode.startswith("I"):
         values = np.asarray(picture)
         picture = Image.fromarray((np.clip(values, 0, 65535) // 256).astype(np.uint8))
@@ -154,7 +154,7 @@ def pillow(file: io.BufferedIOBase, name: str) -> Image.Image:
         picture = picture.convert("RGBA")
         black = Image.new("RGBA", picture.size, (0, 0, 0, 255))
         picture = Image.alpha_composite(black, picture)
-    return picture.convert("RGB")
+    return picture if picture.mode == "RGB" else picture.convert("RGB")
 
 
 # --- DICOM -------------------------------------------------------------------------------------------------------

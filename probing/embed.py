@@ -181,7 +181,7 @@ def hooks(
     module path that is not there, with the nearest ones, and for an output that is no tensor.
     """
     found: dict[str, Any] = {}
-    modules = dict(encoder.module.named_modules())
+    modules = dict(encoder.module.named_modules(remove_duplicate=False))
     handles = []
     try:
         for tap in taps:

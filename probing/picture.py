@@ -8,6 +8,7 @@ from pathlib import Path
 from stat import S_ISREG
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from PIL import Image
 
 from probing import decode
@@ -80,21 +81,31 @@ def preprocess(policy: Mapping[str, Any]) -> Callable[[Image.Image], torch.Tenso
     """Picture -> [C,H,W] float32, as torchvision does it on PIL pictures.
 
     policy: `resize` (shorter side, or [height, width] to squash), `crop` (centre crop, or null), `interpolation`,
-    `mean`, `std`.
+    `mean`, `std`; `input: fast` resizes bytes in torch instead, antialiased too: within one grey level
+    of Pillow, two for a few values of a million.
     """
+    import torch
     from torchvision import transforms
-    from torchvision.transforms import InterpolationMode
+    from torchvision.transforms import InterpolationMode, v2
 
     resize, crop = policy["resize"], policy.get("crop")
-    steps: list[Any] = [
-        transforms.Resize(
-            list(resize) if isinstance(resize, (list, tuple)) else resize, InterpolationMode(policy["interpolation"])
-        )
-    ]
+    size = list(resize) if isinstance(resize, (list, tuple)) else resize
+    steps: list[Any] = [transforms.Resize(size, InterpolationMode(policy["interpolation"]), antialias=True)]
     if crop:
         steps.append(transforms.CenterCrop(crop))
-    steps += [transforms.ToTensor(), transforms.Normalize(list(policy["mean"]), list(policy["std"]))]
-    return transforms.Compose(steps)
+    mean, std = list(policy["mean"]), list(policy["std"])
+    if policy.get("input", "exact") == "exact":
+        return transforms.Compose([*steps, transforms.ToTensor(), transforms.Normalize(mean, std, inplace=True)])
+    low, high = (torch.tensor(v)[:, None, None] for v in (mean, std))
+
+    def fast(picture: Image.Image) -> torch.Tensor:
+        values = torch.from_numpy(np.array(picture)).permute(2, 0, 1)[None]  # channels last in memory: resized the fastest
+        values = v2.functional.resize(values, size, InterpolationMode(policy["interpolation"]), antialias=True)
+        if crop:
+            values = v2.functional.center_crop(values, [crop, crop])
+        return torch.addcdiv(-low / high, values[0], 255 * high)
+
+    return fast
 
 
 def digests(folder: Path, views: Iterable[View]) -> tuple[dict[View, str], dict[View, str]]:

@@ -28,7 +28,7 @@ def load(*, name: str, path: str, taps: tuple[Tap, ...], ids: str = "ids", count
     file = root_of(path, "encoder.path")
     try:
         found = _arrays(file)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # a broken file makes readers raise nearly anything
         raise ValueError(f"encoder.path={path}: it can not be read ({error})") from error
     wanted = [ids, *dict.fromkeys(t.path for t in taps)]
     if missing := [w for w in wanted if w not in found]:

@@ -74,6 +74,8 @@ def check_options(cfg: DictConfig) -> None:
         raise ValueError(f"device={cfg.device}: type auto, cpu, cuda or cuda:1")
     if not isinstance(cfg.protocol.delta, (int, float)) or not 0 < cfg.protocol.delta < 1:
         raise ValueError(f"protocol.delta={cfg.protocol.delta}: type a number between 0 and 1")
+    if cfg.input not in ("exact", "fast"):
+        raise ValueError(f"input={cfg.input}: type exact or fast")
     if cfg.protocol.null not in ("ridge", "nested"):
         raise ValueError(f"protocol.null={cfg.protocol.null}: type ridge or nested")
     for key in ("outputs", "store", "weights", "name"):
@@ -118,6 +120,8 @@ def plans_of(cfg: DictConfig) -> list[Plan]:
 def _plan(cfg: DictConfig, role: str, name: str, settings: dict[str, Any]) -> Plan:
     from probing import weights
 
+    if cfg.input == "fast" and "image" in settings:
+        settings["image"] = {**settings["image"], "input": "fast"}
     choice = settings.get("weights", settings.get("path", "none"))
     stamp = "none" if choice == "none" else weights.stamp(choice, settings.get("source"))
     hidden = (*SHOWN, "name", "weights", "source", "path")

@@ -66,8 +66,13 @@ def about_run(
 
 def roots_of(cfg: DictConfig, launch: Launch) -> dict[str, str]:
     """The folders and files of this machine that a run was pointed to, by name; the longest path first."""
+    searched = next((o.partition("=")[2].strip("[]") for o in launch.overrides if o.startswith("hydra.searchpath=")), "")
     named = {
         "images": cfg.images.get("path"),
+        "images-root": cfg.images.get("root"),
+        "labels": cfg.images.get("labels"),
+        "encoder": cfg.encoder.get("path"),
+        "searchpath": searched.replace("file://", ""),
         "weights": cfg.weights,
         "store": cfg.store,
         "outputs": cfg.outputs,
