@@ -30,6 +30,7 @@ check: $(DONE)-dev
 speed: $(DONE)-dev
 	$(PY) tests/speed/extraction.py
 	$(PY) tests/speed/storage.py
+	$(PY) tests/speed/input.py
 	$(PY) tests/speed/startup.py
 
 $(ENV)/bin/python:
