@@ -107,6 +107,8 @@ def test_every_command_composes_and_names_taps_and_readouts_that_are_there(comma
     for i in range(longest):  # every choice once, not every combination
         cfg = config([choices[i % len(choices)] for choices in several], mylab)
         cfg.weights = None  # files of users are not here
+        if "path" in cfg.encoder:
+            cfg.encoder.path = __file__
         plans_of(cfg)
 
 
@@ -204,6 +206,6 @@ def test_the_examples_of_a_source_a_task_and_a_card_run(own: Path, mylab: list[s
         "file,patient,view\n" + "".join(f"k{i}_{'LR'[i % 2]}.png,p{i // 2},{'AP' if i < 8 else 'PA'}\n" for i in range(12))
     )
     cfg = compose([*mylab, "data=knees", f"images.path={table}"])
-    task = task_of(cfg)
+    task = task_of(cfg, {})
     assert task.classes == ("left", "right") and len(task.samples) == 8 and len(set(task.groups)) == 4
     assert method("mylab.stamp", cfg.allow)(**cfg.images) == method("mylab.stamp", cfg.allow)(path=table)

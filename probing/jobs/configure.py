@@ -122,8 +122,11 @@ def _plan(cfg: DictConfig, role: str, name: str, settings: dict[str, Any]) -> Pl
 
     if cfg.input == "fast" and "image" in settings:
         settings["image"] = {**settings["image"], "input": "fast"}
-    choice = settings.get("weights", settings.get("path", "none"))
-    stamp = "none" if choice == "none" else weights.stamp(choice, settings.get("source"))
+    choice = settings.get("weights", "none")
+    stamp: Any = "none" if choice == "none" else weights.stamp(choice, settings.get("source"))
+    if "path" in settings:
+        stat = tables.root_of(settings["path"], "encoder.path").stat()
+        stamp = ["file", stat.st_size, stat.st_mtime_ns]
     hidden = (*SHOWN, "name", "weights", "source", "path")
     spec = digest({k: v for k, v in settings.items() if k not in hidden}, stamp, code_of(settings["_target_"]))
     cells = _cells(
