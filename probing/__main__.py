@@ -20,7 +20,7 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from probing import jobs, records
@@ -99,15 +99,16 @@ def main() -> None:
 
 def _compose_once() -> None:
     """Hydra composes each job of a sweep to check it and again to run it, which is most of the time of a finished one.
-    Each config is kept until its second use."""
+    Each config is kept until its second use; what a job has used is read-only, and of no use to another."""
     compose = ConfigLoaderImpl.load_sweep_config
     kept: dict[tuple[str, ...], DictConfig] = {}
 
     def once(self: ConfigLoaderImpl, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
         typed = tuple(sweep_overrides)
-        if typed in kept:
-            return kept.pop(typed)
-        return kept.setdefault(typed, compose(self, master_config, sweep_overrides))
+        found = kept.pop(typed, None)
+        if found is None or OmegaConf.is_readonly(found.hydra):
+            found = kept[typed] = compose(self, master_config, sweep_overrides)
+        return found
 
     ConfigLoaderImpl.load_sweep_config = once  # type: ignore[method-assign]
 
@@ -213,8 +214,6 @@ def _help(error: Exception) -> str:
 
 
 def _options() -> list[str]:
-    from omegaconf import OmegaConf
-
     top = [str(k) for k in OmegaConf.load(CONF / "config.yaml") if k not in ("defaults", "hydra")]
     groups = {p.name: p for p in CONF.iterdir() if p.is_dir() and p.name != "hydra"}
     inner = {
