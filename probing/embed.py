@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import groupby, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,17 @@ def _collate(
     return [i for i, _ in good], batches, [(i, reason) for i, _, reason in items if reason is not None]
 
 
+def _batches(views: Sequence[View], size: int, workers: int) -> list[list[int]]:
+    """Numbers of the views of each batch. A DataLoader gives batch k to worker k mod `workers`: where there are volumes,
+    all slices of one go to one worker, so that it is decoded once."""
+    share = workers if any(v.decode[0] == "nifti" for v in views) else 1
+    queues: list[list[int]] = [[] for _ in range(max(share, 1))]
+    for _, numbers in groupby(range(len(views)), key=lambda i: views[i].path):
+        min(queues, key=len).extend(numbers)
+    parts = [[queue[i : i + size] for i in range(0, len(queue), size)] for queue in queues]
+    return [batch for several in zip_longest(*parts) for batch in several if batch]
+
+
 def device_of(choice: str) -> torch.device:
     """device=auto is CUDA where there is one, else the CPU."""
     if choice == "auto":
@@ -89,7 +101,7 @@ def embed(requests: Sequence[Request], views: Mapping[str, View], device: str, w
     preprocess = {w.encoder.policy: w.encoder.preprocess for w in writers}
     loader: DataLoader[Any] = DataLoader(
         _Pictures([views[k] for k in todo], preprocess),
-        batch_size=writers[0].batch,
+        batch_sampler=_batches([views[k] for k in todo], writers[0].batch, workers),
         num_workers=workers,
         collate_fn=_collate,
         pin_memory=where.type == "cuda",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from stat import S_ISREG
 from typing import TYPE_CHECKING, Any
@@ -25,7 +27,7 @@ def open_view(view: View) -> Image.Image:
     Raises ValueError that names the file, whatever is wrong with it.
     """
     try:
-        picture = _decoded(view)
+        picture = _decoded(replace(view, steps=()))
         for step in view.steps:
             picture = _STEPS[str(step[0])](picture, *step[1:])
         return picture
@@ -37,6 +39,7 @@ def open_view(view: View) -> Image.Image:
         raise ValueError(f"{view.name}: {reason}") from error
 
 
+@functools.lru_cache(maxsize=1)  # views are ordered by file: a picture is decoded once for all its steps
 def _decoded(view: View) -> Image.Image:
     policy, _, *options = view.decode
     if policy == "nifti":

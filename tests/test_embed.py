@@ -382,6 +382,28 @@ def test_parts_are_written_along_the_way(
     assert len(list(asked.store.folder.glob("part-*"))) > 3
 
 
+@pytest.mark.parametrize("workers", [0, 1, 2, 3])
+def test_every_view_is_in_one_batch_and_a_volume_with_one_worker(workers: int) -> None:
+    sizes = (70, 5, 40, 33, 8)
+    made = [
+        View(Path(f"{i}.nii"), f"{i}.nii", ("axial", n), ("nifti", 1, 0.5, 99.5))
+        for i, size in enumerate(sizes)
+        for n in range(size)
+    ]
+    batches = module._batches(made, 8, workers)
+    assert sorted(n for b in batches for n in b) == list(range(sum(sizes))) and max(map(len, batches)) == 8
+    if workers > 1:
+        first = batches[: 2 * workers]  # before a queue runs out
+        owners = {
+            made[n].path: {k % workers for k, b in enumerate(first) for m in b if made[m].path == made[n].path}
+            for b in first
+            for n in b
+        }
+        assert all(len(who) == 1 for who in owners.values())
+    films = [View(Path(f"{n}.png"), f"{n}.png") for n in range(20)]
+    assert module._batches(films, 8, workers) == [list(range(8)), list(range(8, 16)), list(range(16, 20))]
+
+
 def test_a_device_that_is_not_there_is_an_error_that_says_what_to_type() -> None:
     assert device_of("cpu") == CPU
     if torch.cuda.is_available():

@@ -321,3 +321,59 @@ def test_a_half_precision_module_still_gives_float32_rows() -> None:
     half = replace(encoder, module=encoder.module.to(torch.bfloat16))
     rows = forward(half, batch(encoder).to(torch.bfloat16), cells, CPU, 3)[cells[0]]
     assert rows.dtype == np.float32 and np.abs(rows - exact).max() < 0.1
+
+
+# --- open_clip ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> tuple[torch.nn.Module, Path]:
+    """A tiny CLIP, and its weights as open_clip, Lightning and torch save them."""
+    import open_clip
+
+    spec: Any = OmegaConf.to_container(OmegaConf.load(CONF / "encoder" / "tiny_clip.yaml"))
+    torch.manual_seed(3)
+    module = open_clip.model.CLIP(**spec["architecture"]).eval()
+    state, folder = module.state_dict(), tmp_path_factory.mktemp("clip")
+    torch.save({"epoch": 10, "state_dict": {f"module.{k}": v for k, v in state.items()}}, folder / "epoch_10.pt")
+    lightning = {"state_dict": {f"model.{k}": v for k, v in state.items()}, "epoch": 10, "pytorch-lightning_version": "2.2"}
+    torch.save(lightning, folder / "epoch=10-val_loss=0.31.ckpt")
+    save_file({k: v.clone() for k, v in state.items()}, folder / "whole.safetensors")
+    save_file(
+        {k.removeprefix("visual."): v.clone() for k, v in state.items() if k.startswith("visual.")}, folder / "tower.safetensors"
+    )
+    return module, folder
+
+
+@pytest.mark.parametrize(
+    ("file", "prefix"),
+    [
+        ("epoch_10.pt", None),
+        ("epoch=10-val_loss=0.31.ckpt", "model."),
+        ("whole.safetensors", None),
+        ("whole.safetensors", "visual."),
+        ("tower.safetensors", None),
+    ],
+)
+def test_a_clip_checkpoint_gives_what_open_clip_gives(clip: tuple[Any, Path], file: str, prefix: str | None) -> None:
+    module, folder = clip
+    encoder = build("tiny_clip", weights=str(folder / file), weights_prefix=prefix, allow_pickle=True)
+    x = batch(encoder)
+    taps = {t.name: t for t in encoder.taps}
+    cells = [(taps["proj"], "native"), (taps["final_norm"], "cls"), (taps["block.1"], "mean")]
+    rows = forward(encoder, x, cells, CPU, 3)
+    with torch.no_grad():
+        whole = module.visual.forward_intermediates(x, indices=[1], output_fmt="NLC")
+        assert np.abs(rows[cells[0]] - module.encode_image(x).numpy()).max() <= 1e-5
+        assert np.abs(rows[cells[2]] - whole["image_intermediates"][0].mean(1).numpy()).max() <= 1e-5
+        assert np.abs(rows[cells[1]] @ module.visual.proj.numpy() - rows[cells[0]]).max() <= 1e-5
+
+
+def test_a_clip_tower_is_filled_strictly(clip: tuple[Any, Path], tmp_path: Path) -> None:
+    state = {k: v for k, v in clip[0].state_dict().items() if k != "visual.ln_post.bias"}
+    save_file({k: v.clone() for k, v in state.items()}, tmp_path / "less.safetensors")
+    with pytest.raises(ValueError, match=r"1 missing: ln_post\.bias"):
+        build("tiny_clip", weights=str(tmp_path / "less.safetensors"))
+    with pytest.raises(ValueError, match="open_clip knows no such model"):
+        build("tiny_clip", architecture="ViT-Z-99")
+    assert build("tiny_clip").fingerprint == build("tiny_clip").fingerprint != build("tiny_clip", seed=1).fingerprint

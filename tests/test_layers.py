@@ -25,6 +25,7 @@ HOMES = {
     "h5py": {"store"},
     "hydra": {"__main__", "jobs"},
     "timm": {"encoders"},
+    "open_clip": {"encoders"},
     "nibabel": {"decode"},
     "pydicom": {"decode", "images"},
     "pyarrow": {"decode", "tables", "images"},

@@ -307,7 +307,8 @@ def test_a_canvas_is_black_and_never_too_small(drawn: Path) -> None:
         opened(drawn, ("pad", 52))
 
 
-POLICIES = {p.stem: OmegaConf.load(p).image for p in sorted((ROOT / "conf" / "encoder").glob("*.yaml"))}
+ENCODERS = {p.stem: OmegaConf.load(p) for p in sorted((ROOT / "conf" / "encoder").glob("*.yaml"))}
+POLICIES = {name: spec.image for name, spec in ENCODERS.items() if "image" in spec}
 
 
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
@@ -472,3 +473,37 @@ def test_a_file_that_can_not_be_read_is_reported_and_the_others_go_on(tmp_path: 
     found, failed = digests_of(tmp_path, [*bad, tmp_path / "good.png"])
     assert list(found) == [tmp_path / "good.png"]
     assert set(failed) == set(bad) and not any(str(tmp_path) in reason for reason in failed.values())
+
+
+# --- the fast input path -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("resize, crop", [(48, 40), ([32, 32], None), (200, 180)])
+@pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])
+def test_the_fast_path_is_within_a_grey_level(resize: Any, crop: int | None, interpolation: str) -> None:
+    policy = {"resize": resize, "crop": crop, "interpolation": interpolation, "mean": [0.4, 0.5, 0.6], "std": [0.2, 0.25, 0.3]}
+    exact, fast = preprocess(policy), preprocess({**policy, "input": "fast"})
+    rng = np.random.default_rng(0)
+    for shape in ((75, 110, 3), (110, 75, 3), (61, 61, 3)):
+        picture = Image.fromarray(rng.integers(0, 256, shape, dtype=np.uint8))
+        one, two = exact(picture), fast(picture)
+        assert one.shape == two.shape and one.dtype == two.dtype
+        grey = (one - two).abs() * torch.tensor(policy["std"])[:, None, None] * 255
+        assert grey.max() < 2.01 and (grey > 1.01).float().mean() < 1e-3
+
+
+def test_views_of_one_file_decode_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from probing import decode
+
+    picture = Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8))
+    for name in ("a.png", "b.png"):
+        picture.save(tmp_path / name)
+    opened: list[str] = []
+    real = decode.pillow
+    monkeypatch.setattr(decode, "pillow", lambda file, name: opened.append(name) or real(file, name))
+    turns = [[("rot90", q)] if q else [] for q in range(4)]
+    shown = {
+        (n, q): np.asarray(open_view(View(tmp_path / n, n).then(*turns[q]))) for n in ("a.png", "b.png") for q in (0, 1, 2, 3, 0)
+    }
+    assert opened == ["a.png", "b.png"]
+    assert all(np.array_equal(np.rot90(shown["a.png", 0], q), shown["a.png", q]) for q in range(4))
