@@ -58,7 +58,7 @@ def test_every_encoder_says_what_it_is(name: str) -> None:
     assert encoder.name == name
     for key in ("display", "licence", "gated", "cite", "checked", "taps", "tap"):
         assert key in encoder, key
-    assert "image" in encoder or "path" in encoder  # how a picture is prepared, or where rows lie
+    assert {"image", "path"} & set(encoder.keys())  # how a picture is prepared, or where rows lie
     names = [t.name for t in expand(OmegaConf.to_container(encoder.taps))]  # type: ignore[arg-type]
     assert encoder.tap in names and len(names) == len(set(names))
 

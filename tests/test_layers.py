@@ -28,7 +28,7 @@ HOMES = {
     "open_clip": {"encoders"},
     "nibabel": {"decode"},
     "pydicom": {"decode", "images"},
-    "pyarrow": {"decode", "tables", "images"},
+    "pyarrow": {"decode", "tables", "images", "encoders"},
     "pandas": {"records", "tables"},
 }
 
