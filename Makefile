@@ -31,6 +31,8 @@ speed: $(DONE)-dev
 	$(PY) tests/speed/extraction.py
 	$(PY) tests/speed/storage.py
 	$(PY) tests/speed/input.py
+	$(PY) tests/speed/volume.py
+	$(PY) tests/speed/index.py
 	$(PY) tests/speed/startup.py
 
 $(ENV)/bin/python:

@@ -9,13 +9,15 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from fnmatch import fnmatch, translate
+from fnmatch import fnmatch, fnmatchcase, translate
+from operator import attrgetter
 from pathlib import Path
+from stat import S_ISDIR
 from typing import Any
 
-from probing.tables import is_missing, read_table, rows_of
+from probing.tables import Cell, is_missing, lacking, read_table
 from probing.types import Sample
 
 log = logging.getLogger("probing")
@@ -35,41 +37,52 @@ def scan(root: Path, files: str, endings: tuple[str, ...]) -> list[Found]:
     found: list[Found] = []
     folders, seen = [(str(root), "")], set()
     links: list[tuple[str, str]] = []
+    in_order = True
     while folders or links:
+        in_order = in_order and bool(folders)
         folder, prefix = folders.pop() if folders else links.pop()
-        if (real := os.path.realpath(folder)) in seen:
-            log.warning(f"{prefix.rstrip('/')}: a link to a folder that is read already; left out")
-            continue
-        seen.add(real)
         try:
+            own = os.stat(folder)
+            if (mark := (own.st_dev, own.st_ino)) in seen:
+                log.warning(f"{prefix.rstrip('/')}: a link to a folder that is read already; left out")
+                continue
+            seen.add(mark)
             with os.scandir(folder) as entries:
-                for entry in entries:
-                    name = entry.name
-                    if name[0] == ".":  # what systems leave beside the pictures
-                        continue
-                    relative = prefix + name
-                    if _is_dir(entry):
-                        (links if entry.is_symlink() else folders).append((entry.path, relative + "/"))
-                    elif name.lower().endswith(endings) and (matches is None or matches(relative)):
-                        found.append((relative, *_size_and_time(entry)))
-        except PermissionError as error:
-            raise ValueError(f"{prefix or root}: this folder can not be read ({error.strerror})") from error
-    return sorted(found)
+                here, below = _entries(entries, prefix, endings, matches)
+        except OSError as error:
+            raise ValueError(f"{prefix.rstrip('/') or root}: this folder can not be read ({error.strerror})") from error
+        found += here
+        in_order = in_order and not (here and below)
+        for entry in sorted(below, key=lambda e: f"{e.name}/", reverse=True):
+            (links if entry.is_symlink() else folders).append((entry.path, f"{prefix}{entry.name}/"))
+    return found if in_order else sorted(found)
 
 
-def _is_dir(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a link that leads to itself: embedding will leave it out by name
-        return False
-
-
-def _size_and_time(entry: os.DirEntry[str]) -> tuple[int, int]:
-    try:
-        stat = entry.stat()
-        return stat.st_size, stat.st_mtime_ns
-    except OSError:  # a link that leads nowhere: embedding will leave it out by name
-        return 0, 0
+def _entries(
+    entries: Iterable[os.DirEntry[str]], prefix: str, endings: tuple[str, ...], matches: Callable[[str], Any] | None
+) -> tuple[list[Found], list[os.DirEntry[str]]]:
+    """The files of one folder that are asked for, by name, and its folders. A file with one of the endings costs one
+    call of the system, all others none."""
+    here: list[Found] = []
+    below = []
+    for entry in sorted(entries, key=attrgetter("name")):
+        name = entry.name
+        if name[0] == ".":  # what systems leave beside the pictures
+            continue
+        try:
+            if name.endswith(endings) or name.lower().endswith(endings):
+                stat = entry.stat()
+                if not S_ISDIR(stat.st_mode):
+                    if matches is None or matches(prefix + name):
+                        here.append((prefix + name, stat.st_size, stat.st_mtime_ns))
+                    continue
+                below.append(entry)
+            elif entry.is_dir():
+                below.append(entry)
+        except OSError:  # a link that leads nowhere or to itself: embedding will leave it out by name
+            if name.lower().endswith(endings) and (matches is None or matches(prefix + name)):
+                here.append((prefix + name, 0, 0))
+    return here, below
 
 
 def _members(path: Path, files: str, endings: tuple[str, ...]) -> list[Found]:
@@ -78,23 +91,40 @@ def _members(path: Path, files: str, endings: tuple[str, ...]) -> list[Found]:
     try:
         with zipfile.ZipFile(path) as archive:
             inside = archive.infolist()
-    except zipfile.BadZipFile as error:
+    except (zipfile.BadZipFile, OSError) as error:
         raise ValueError(f"images.path={path}: neither a folder nor a zip file ({error})") from error
     time = path.stat().st_mtime_ns
-    found = []
+    found = {}
     for info in inside:
-        if info.is_dir() or not info.filename.lower().endswith(endings) or not fnmatch(info.filename, files):
+        name = info.filename
+        if info.is_dir() or not name.lower().endswith(endings) or not fnmatchcase(name, files):
             continue
-        if leaves(info.filename):
-            raise ValueError(f"{path.name}: its member {info.filename!r} leads out of the archive, which is refused")
-        if not any(part.startswith((".", "__MACOSX")) for part in info.filename.split("/")):
-            found.append((info.filename, info.file_size, time))
-    return sorted(found)
+        if leaves(name):
+            raise ValueError(f"{path.name}: its member {name!r} leads out of the archive, which is refused")
+        if not any(part.startswith((".", "__MACOSX")) for part in name.split("/")):
+            found[name] = (name, info.file_size, time)  # of two members with one name readers give the last
+    return sorted(found.values())
 
 
 def leaves(relative: str) -> bool:
     """Whether a relative path leads out of its root."""
-    return relative.startswith(("/", "\\")) or ".." in Path(relative.replace("\\", "/")).parts
+    parts = relative.replace("\\", "/").split("/")
+    return ".." in parts or not parts[0] or (len(parts[0]) == 2 and parts[0][1] == ":")
+
+
+def unread(root: Path, failed: Mapping[tuple[Path, str | None], str]) -> dict[str, str]:
+    """name -> reason for files below `root` that can not be read; no path of this machine stands in either."""
+    out = {}
+    for (path, _), reason in failed.items():
+        name = path.relative_to(root).as_posix()
+        out[name] = reason.replace(str(path), name)
+    return out
+
+
+def none_left(path: str, left: Mapping[str, str], what: str) -> ValueError:
+    """The error when not one file can be read."""
+    name, reason = next(iter(left.items()))
+    return ValueError(f"{path}: none of {len(left):,} files is a {what} that can be read. {name}: {reason}")
 
 
 def sizes(root: Path, relatives: Iterable[str]) -> list[Found]:
@@ -112,7 +142,7 @@ def sizes(root: Path, relatives: Iterable[str]) -> list[Found]:
 # --- groups ------------------------------------------------------------------------------------------------------
 
 
-def group_of(name: str, columns: Mapping[str, Any], group: int | str) -> str:
+def group_of(name: str, columns: Mapping[str, Cell], group: int | str) -> str:
     """A part of the path by number (-2: the folder it lies in), a column, a glob that a part of the path must match, or
     `file` for every file on its own."""
     if group == "file":
@@ -125,13 +155,11 @@ def group_of(name: str, columns: Mapping[str, Any], group: int | str) -> str:
             )
         return parts[group]
     if group in columns:
-        if is_missing(columns[group]):
-            raise ValueError(f"{name}: its column {group} is empty, and images.group={group} asks for it")
-        return str(columns[group])
+        return "" if is_missing(columns[group]) else str(columns[group])
     match = next((p for p in Path(name).parts if fnmatch(p, group)), None)
     if match is None:
-        known = f" Columns: {', '.join(sorted(columns))}" if columns else ""
-        raise ValueError(f"{name}: there is no column {group}, and no part of the path matches images.group={group}.{known}")
+        known = lacking("images.group", group, sorted(columns))
+        raise ValueError(f"{name}: no part of the path matches images.group={group}, and {str(known).partition(': ')[2]}")
     return match
 
 
@@ -158,26 +186,31 @@ def joined(marks: Sequence[Sequence[Hashable]]) -> list[int]:
 
 def join(samples: Sequence[Sample], labels: str, key: str | None) -> list[Sample]:
     """Samples with the columns of the row of the table `labels` whose column `key` is the sample's column of that name,
-    its id, file name, or file name without ending. Images without a row are left out."""
+    its id, path, file name with or without ending, or one of its folders, the innermost first. Where both have a column
+    of one name, the table's counts. Images without a row are left out."""
     table = read_table(labels, "images.labels")
+    table.note(Path(labels).name)
     if key is None or key not in table.columns:
-        raise ValueError(
-            f"images.key={'' if key is None else key}: the table {labels} has no such column. There are: {', '.join(table.columns)}"
-        )
-    rows: dict[str, dict[str, Any]] = {}
-    for given in rows_of(table):
-        if rows.setdefault(str(given[key]), given) != given:
-            raise ValueError(f"images.labels={labels}: two different rows have {key} = {given[key]!r}")
+        raise lacking("images.key", key, table.columns, f"It is the column of {Path(labels).name} that names the image")
+    rows: dict[str, Mapping[str, Cell]] = {}
+    for given in table.rows:
+        name = str(given[key])
+        if is_missing(name):
+            continue
+        if (other := rows.setdefault(name, given)) != given:
+            differ = ", ".join(c for c in given if given[c] != other[c])
+            raise ValueError(
+                f"images.labels={labels}: two rows have {key} = {name!r} and differ in {differ}. Keep one, or type images.key= a column that names one image"
+            )
     kept = []
     for s in samples:
-        file = s.views[0].name.rpartition("/")[2]
-        names = (str(s.meta.get(key, "")), s.id, s.views[0].name, file, file.partition(".")[0])
-        row = rows.get(next((n for n in names if n in rows), ""))
+        row = next((rows[n] for n in _names(s, key) if n in rows), None)
         if row is not None:
             kept.append(replace(s, meta={**s.meta, **row}))
     if not kept:
         raise ValueError(
-            f"images.key={key}: no image has a row. Images are called like {samples[0].views[0].name!r}, the column holds {next(iter(rows), '')!r}"
+            f"images.key={key}: none of {len(samples):,} images has a row. Images are called like {samples[0].views[0].name!r}, "
+            f"the column holds {next(iter(rows), '')!r}. Type images.key= one of {', '.join(table.columns)}"
         )
     if len(kept) < len(samples):
         log.warning(
@@ -186,8 +219,27 @@ def join(samples: Sequence[Sample], labels: str, key: str | None) -> list[Sample
     return kept
 
 
+def _names(sample: Sample, key: str) -> Iterator[str]:
+    """What a table may call an image, the most certain first."""
+    if key in sample.meta and not is_missing(sample.meta[key]):
+        yield str(sample.meta[key])
+    path = sample.views[0].name
+    folder, _, file = path.rpartition("/")
+    yield from (sample.id, path, file)
+    stem = file.lower().removesuffix(".gz")
+    yield file[: len(stem) - len(ending)] if (ending := _ending(stem)) else file
+    yield from reversed(folder.split("/"))
+
+
+def _ending(name: str) -> str:
+    """The ending of a file name: of 1.2.840.113 there is none, as endings have letters."""
+    found = re.search(r"\.(?=\d*[a-z])\w{1,5}$", name)
+    return found.group() if found else ""
+
+
 def grouped(samples: Sequence[Sample], group: int | str | Sequence[int | str] | None) -> list[Sample]:
-    """Samples with the groups that images.group asks for; of a list of several, images that share any are one group."""
+    """Samples with the groups that images.group asks for; of a list of several, images that share any are one group,
+    and an image may lack some of them."""
     if group is None:
         if len({s.group for s in samples}) == len(samples):
             log.warning(
@@ -196,7 +248,27 @@ def grouped(samples: Sequence[Sample], group: int | str | Sequence[int | str] | 
         return list(samples)
     several = [group] if isinstance(group, (int, str)) else list(group)
     own = [[group_of(s.views[0].name, s.meta, g) for g in several] for s in samples]
+    if empty := [s.id for s, gs in zip(samples, own, strict=True) if not any(gs)]:
+        asked = " and ".join(map(str, several))
+        raise ValueError(
+            f"{empty[0]}: its column {asked} is empty, as in {len(empty):,} of {len(samples):,} images, and images.group asks for it"
+        )
     if len(several) == 1:
-        return [replace(s, group=g) for s, (g,) in zip(samples, own, strict=True)]
-    number = joined([[(i, g) for i, g in enumerate(gs)] for gs in own])
-    return [replace(s, group=" ".join(own[n])) for s, n in zip(samples, number, strict=True)]
+        found = [replace(s, group=g) for s, (g,) in zip(samples, own, strict=True)]
+    else:
+        number = joined([[(i, g) for i, g in enumerate(gs) if g] for gs in own])
+        found = [replace(s, group=" ".join(filter(None, own[n]))) for s, n in zip(samples, number, strict=True)]
+    _note_splits(found)
+    return found
+
+
+def _note_splits(samples: Sequence[Sample]) -> None:
+    """A column `split` of the user's decides nothing; if it tears a group, what was trained on it is worth a look."""
+    parts: dict[str, set[str]] = {}
+    for s in samples:
+        if "split" in s.meta:
+            parts.setdefault(s.group, set()).add(str(s.meta["split"]))
+    if torn := sorted(g for g, names in parts.items() if len(names) > 1):
+        log.warning(
+            f"{len(torn)} groups lie in several parts of the column split: {', '.join(torn[:5])}. It decides nothing here: folds are made of whole groups"
+        )

@@ -16,6 +16,7 @@ from typing import Any
 from probing.types import digest
 
 STALE_SECONDS, FLUSH_SECONDS, AT_ONCE = 86_400, 60, 256
+THREADS = min(8, os.cpu_count() or 1)  # a reader may hold a whole volume
 Base = tuple[Path, str | None]  # a file, or a member of it
 
 
@@ -106,7 +107,7 @@ class Memo:
         new: dict[str, Any] = {}
         since = time.monotonic()
         try:
-            with ThreadPoolExecutor() as pool, tqdm(total=len(todo), desc=what, unit="file", delay=2) as bar:
+            with ThreadPoolExecutor(THREADS) as pool, tqdm(total=len(todo), desc=what, unit="file", delay=2) as bar:
                 for start in range(0, len(todo), AT_ONCE):
                     some = todo[start : start + AT_ONCE]
                     for (base, mark), (value, reason) in zip(some, pool.map(guarded, [b for b, _ in some]), strict=True):

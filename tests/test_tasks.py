@@ -102,7 +102,7 @@ def test_one_map_of_classes_whatever_the_order() -> None:
     assert column.load(rows[::-1], name="plane", column="plane") == column.load(rows, name="plane", column="plane")
 
 
-@pytest.mark.parametrize("empty", ["", "  ", float("nan"), None])
+@pytest.mark.parametrize("empty", ["", "  ", float("nan"), None, "NaN", "NA", "null", "None"])
 def test_samples_without_a_value_are_left_out_by_name(empty: Any, caplog: pytest.LogCaptureFixture) -> None:
     rows = table({"side": "left"}, {"side": "right"}, {"side": empty}, {})
     rows[0].meta["age"] = 3  # type: ignore[index]
@@ -132,3 +132,42 @@ def test_a_number_that_is_not_finite_is_refused_by_name() -> None:
     rows = table({"age": 3}, {"age": "inf"})
     with pytest.raises(ValueError, match="s01"):
         column.load(rows, name="age", column="age", kind="number")
+
+
+def test_spaces_around_values_are_taken_off_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    task = column.load(table({"side": "left "}, {"side": "left"}, {"side": " right"}), name="side", column="side")
+    assert task.classes == ("left", "right") and "side: spaces around 2 values are taken off" in caplog.text
+
+
+def test_a_column_without_a_value_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"task.column=side: not one sample has a value. Type task.column= one of age, side"):
+        column.load(table({"side": "", "age": 3}, {"side": "NA", "age": 4}), name="side", column="side")
+
+
+# --- a map of classes --------------------------------------------------------------------------------------------
+
+PARIS = table(*({"type": t} for t in ("0-IIa", "Is", " Ip ", "", "none", "Is")))
+
+
+def test_a_map_renames_joins_and_leaves_out(caplog: pytest.LogCaptureFixture) -> None:
+    task = column.load(PARIS, name="t", column="type", map={"0-IIa": "flat", "Is": "polypoid", "Ip": "polypoid", "none": None})
+    assert {s.id: s.label for s in task.samples} == {"s00": "flat", "s01": "polypoid", "s02": "polypoid", "s05": "polypoid"}
+    assert "task.map leaves 1 samples out" in caplog.text and "1 samples have no type" in caplog.text
+
+
+def test_a_value_that_the_map_does_not_name_is_an_error_and_one_that_never_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(ValueError, match=r"task.map: type also has 'Ip' \(1\), 'none' \(1\)\. Map each to a class, or to null"):
+        column.load(PARIS, name="t", column="type", map={"0-IIa": "flat", "Is": "polypoid"})
+    column.load(PARIS, name="t", column="type", map={"0-IIa": "a", "Is": "b", "Ip": "b", "none": "b", "Isp": "b"})
+    assert "type never is Isp" in caplog.text
+
+
+def test_a_value_that_reads_as_missing_can_be_a_class() -> None:
+    rows = table({"grade": "NA"}, {"grade": "1"}, {"grade": "2"})
+    assert column.load(rows, name="g", column="grade", map={"NA": "zero", 1: "one", 2: None}).classes == ("one", "zero")  # type: ignore[dict-item]
+
+
+def test_yes_and_no_of_a_yaml_file_are_pointed_out() -> None:
+    rows = table({"polyp": "yes"}, {"polyp": "no"})
+    with pytest.raises(ValueError, match="put yes, no, on, off and numbers in quotes"):
+        column.load(rows, name="p", column="polyp", map={True: "a", False: "b"})  # type: ignore[dict-item]

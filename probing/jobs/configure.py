@@ -127,6 +127,7 @@ def _plan(cfg: DictConfig, role: str, name: str, settings: dict[str, Any]) -> Pl
     if "path" in settings:
         stat = tables.root_of(settings["path"], "encoder.path").stat()
         stamp = ["file", stat.st_size, stat.st_mtime_ns]
+    permit(settings["_target_"], cfg.allow)  # before its package is looked for, which imports what lies around it
     hidden = (*SHOWN, "name", "weights", "source", "path")
     spec = digest({k: v for k, v in settings.items() if k not in hidden}, stamp, code_of(settings["_target_"]))
     cells = _cells(
@@ -205,7 +206,7 @@ def code_of(target: str) -> str | None:
     if target.startswith("probing."):
         return None
     spec = importlib.util.find_spec(target.rpartition(".")[0])
-    return digest(Path(spec.origin).read_text()) if spec and spec.origin else None
+    return digest(Path(spec.origin).read_text()) if spec and spec.has_location and spec.origin else None
 
 
 def with_pictures(plans: Sequence[Plan], task: Task) -> list[Plan]:
@@ -324,13 +325,18 @@ def _call(spec: DictConfig, allow: Sequence[str], *args: Any, drop: Sequence[str
     return function(*args, **{k: v for k, v in call.items() if k not in drop}, **taken)
 
 
-def method(target: str, allow: Sequence[str]) -> Any:
-    from hydra.utils import get_method
-
+def permit(target: str, allow: Sequence[str]) -> None:
+    """Raise ValueError unless a YAML may name this function."""
     if target.partition(".")[0] not in ("probing", "sklearn", *allow):
         raise ValueError(
             f"_target_: {target} is neither ours nor scikit-learn's. Type allow=[{target.partition('.')[0]}] if you trust it"
         )
+
+
+def method(target: str, allow: Sequence[str]) -> Any:
+    from hydra.utils import get_method
+
+    permit(target, allow)
     found = get_method(target)
     home = getattr(found, "__module__", None) or "?"
     if home.partition(".")[0] not in ("probing", "sklearn", *allow):  # reached through one of our modules

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from probing.jobs import Launch
 
 log = logging.getLogger("probing")
+SHOWN_FILES = 20  # of those that were left out
 
 
 def about_run(
@@ -159,7 +160,7 @@ def rows_of(about: Mapping[str, Any], found: Sequence[ProbeResult]) -> list[dict
                     "data": about["config"]["images"]["name"],
                 }
                 | {
-                    "where": str(about["config"]["images"]["where"] or ""),
+                    "where": str(about["config"]["images"].get("where") or ""),
                     "n": e.n,
                     "groups": e.groups,
                     "metric": metric,
@@ -221,7 +222,9 @@ def print_result(result: Mapping[str, Any], this: records.Run, command: str, alr
     for cell in result["cells"]:
         log.info(f"\n{cell['sentence']}" + (f" ({'; '.join(cell['notes'])})" if cell["notes"] else ""))
     if result["skipped"]:
-        log.info(f"\nleft out, {len(result['skipped'])} files: " + "; ".join(result["skipped"].values()))
+        reasons = list(result["skipped"].values())
+        more = [f"and {len(reasons) - SHOWN_FILES} more, in result.json"] if len(reasons) > SHOWN_FILES else []
+        log.info(f"\nleft out, {len(reasons)} files:\n  " + "\n  ".join([*reasons[:SHOWN_FILES], *more]))
     log.info(f"\n{'already done: ' if already else ''}{this.folder}\nagain: {command}")
 
 
