@@ -377,3 +377,14 @@ def test_a_clip_tower_is_filled_strictly(clip: tuple[Any, Path], tmp_path: Path)
     with pytest.raises(ValueError, match="open_clip knows no such model"):
         build("tiny_clip", architecture="ViT-Z-99")
     assert build("tiny_clip").fingerprint == build("tiny_clip").fingerprint != build("tiny_clip", seed=1).fingerprint
+
+
+def test_a_lightning_checkpoint_by_one_command(
+    clip: tuple[Any, Path], films: Path, cli: Callable[..., tuple[int, str, str]]
+) -> None:
+    file = clip[1] / "epoch=10-val_loss=0.31.ckpt"
+    mine = ["encoder=tiny_clip", f'weights="{file}"', "weights_prefix=model.", "allow_pickle=true", "name=tuned", "tap=all"]
+    data = ["images=folder", f"images.path={films}", "images.group=-3", "task=flip", "probe=knn", "protocol.permutations=19"]
+    code, out, err = cli(*mine, *data, "floors=false", "readout=[native,cls]")
+    assert code == 0, err
+    assert "(proj, native)" in out and "(block.2, cls)" in out and "tuned-flip-folder" in out
