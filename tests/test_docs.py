@@ -180,6 +180,14 @@ def test_the_table_of_protocols_is_that_of_the_code() -> None:
             assert str(spec[key]) == value.replace(",", ""), (row[0], key)  # type: ignore[index]
 
 
+def test_the_table_of_windows_is_that_of_the_code() -> None:
+    from probing.decode import WINDOWS
+
+    part = TEXT["data.md"].split("| window | centre |")[1].split("\n\n")[0]
+    shown = {n: (int(c), int(w)) for n, c, w in re.findall(r"\| `(\w+)` \| (-?\d+) \| (\d+) \|", part)}
+    assert shown == WINDOWS
+
+
 @pytest.mark.parametrize("name", ["resnet18", "mine"])
 def test_the_taps_of_the_example_encoders_are_there(name: str, mylab: list[str]) -> None:
     import torch
