@@ -9,6 +9,7 @@
 PYTHON ?= python3
 ENV := $(or $(VIRTUAL_ENV),$(CONDA_PREFIX),$(CURDIR)/.venv)
 PY := $(ENV)/bin/python
+SPREAD := --numprocesses auto --maxprocesses 4 --dist loadfile
 DONE := $(ENV)/.vision-probing-$(shell cksum < pyproject.toml | cut -d' ' -f1)
 
 .PHONY: probe test test-slow check speed
@@ -17,10 +18,10 @@ probe: $(DONE)-demo
 	$(PY) probe.py
 
 test: $(DONE)-dev
-	$(PY) -m pytest -m "not slow"
+	$(PY) -m pytest $(SPREAD) -m "not slow"
 
 test-slow: $(DONE)-dev
-	$(PY) -m pytest -m slow
+	$(PY) -m pytest $(SPREAD) -m slow
 
 check: $(DONE)-dev
 	$(PY) -m ruff check .
