@@ -323,18 +323,19 @@ def read_nifti(path: Path) -> Volume:
 
 
 @functools.lru_cache(maxsize=1)  # views are ordered by file: a volume is decoded once per pass
-def volume(path: Path) -> Volume:
+def volume(path: Path, _modified: int) -> Volume:
     return read_nifti(path)
 
 
 @functools.lru_cache(maxsize=4)
-def _ends(path: Path, kind: str, low: float, high: float) -> Window:
-    return volume(path).percentiles(low, high) if kind == "percentiles" else (low - high / 2, low + high / 2)
+def _ends(path: Path, modified: int, kind: str, low: float, high: float) -> Window:
+    return volume(path, modified).percentiles(low, high) if kind == "percentiles" else (low - high / 2, low + high / 2)
 
 
 def shown(path: Path, plane: str, index: int, kind: str, low: float, high: float) -> np.ndarray:
     """One slice, uint8. kind: `percentiles` low and high of the voxels, or `window` with centre low and width high."""
-    return scaled(volume(path).values(plane, index), *_ends(path, kind, low, high))
+    modified = path.stat().st_mtime_ns
+    return scaled(volume(path, modified).values(plane, index), *_ends(path, modified, kind, low, high))
 
 
 def nifti(path: Path, plane: str, index: int, kind: str, low: float, high: float) -> Image.Image:

@@ -27,7 +27,7 @@ def open_view(view: View) -> Image.Image:
     Raises ValueError that names the file, whatever is wrong with it.
     """
     try:
-        picture = _decoded(replace(view, steps=()))
+        picture = _decoded(replace(view, steps=()), view.path.stat().st_mtime_ns if view.path.exists() else 0)
         for step in view.steps:
             picture = _STEPS[str(step[0])](picture, *step[1:])
         return picture
@@ -40,7 +40,7 @@ def open_view(view: View) -> Image.Image:
 
 
 @functools.lru_cache(maxsize=1)  # views are ordered by file: a picture is decoded once for all its steps
-def _decoded(view: View) -> Image.Image:
+def _decoded(view: View, _modified: int) -> Image.Image:
     policy, _, *options = view.decode
     if policy == "nifti":
         assert view.frame is not None

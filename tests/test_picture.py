@@ -492,6 +492,20 @@ def test_the_fast_path_is_within_a_grey_level(resize: Any, crop: int | None, int
         assert grey.max() < 2.01 and (grey > 1.01).float().mean() < 1e-3
 
 
+def test_a_file_that_changes_under_its_name_is_decoded_anew(tmp_path: Path) -> None:
+    view = View(tmp_path / "a.png", "a.png")
+    for grey in (10, 200):
+        Image.new("L", (8, 8), grey).save(view.path)
+        os.utime(view.path, ns=(0, grey * 10**9))
+        assert np.asarray(open_view(view))[0, 0].tolist() == [grey] * 3
+    nibabel = pytest.importorskip("nibabel")
+    slice_of = View(tmp_path / "a.nii", "a.nii", ("axial", 0), ("nifti", 1, "window", 50.0, 100.0))
+    for value in (20, 80):
+        nibabel.save(nibabel.Nifti1Image(np.full((4, 4, 4), value, np.int16), np.eye(4)), slice_of.path)
+        os.utime(slice_of.path, ns=(0, value * 10**9))
+        assert np.asarray(open_view(slice_of))[0, 0, 0] == round(value * 2.55)
+
+
 def test_views_of_one_file_decode_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from probing import decode
 
