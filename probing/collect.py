@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatch, fnmatchcase, translate
 from operator import attrgetter
@@ -186,8 +186,9 @@ def joined(marks: Sequence[Sequence[Hashable]]) -> list[int]:
 
 def join(samples: Sequence[Sample], labels: str, key: str | None) -> list[Sample]:
     """Samples with the columns of the row of the table `labels` whose column `key` is the sample's column of that name,
-    its id, path, file name with or without ending, or one of its folders, the innermost first. Where both have a column
-    of one name, the table's counts. Images without a row are left out."""
+    its id, path, file name with or without ending, or one of its folders: the one way, for all, that finds most rows.
+    Where both have a column of one name, the table's counts. Images without a row are left out. Raises ValueError for a
+    file name that two folders have and one row means."""
     table = read_table(labels, "images.labels")
     table.note(Path(labels).name)
     if key is None or key not in table.columns:
@@ -202,11 +203,19 @@ def join(samples: Sequence[Sample], labels: str, key: str | None) -> list[Sample
             raise ValueError(
                 f"images.labels={labels}: two rows have {key} = {name!r} and differ in {differ}. Keep one, or type images.key= a column that names one image"
             )
-    kept = []
-    for s in samples:
-        row = next((rows[n] for n in _names(s, key) if n in rows), None)
-        if row is not None:
-            kept.append(replace(s, meta={**s.meta, **row}))
+    names = [_names(s, key) for s in samples]
+    ways = list(dict.fromkeys(way for found in names for way in found))
+    best = max(ways, key=lambda way: sum(found.get(way) in rows for found in names))  # of equals the first
+    kept: list[Sample] = []
+    meant: dict[str, str] = {}
+    for s, found in zip(samples, names, strict=True):
+        if best in found and (name := found[best]) in rows:
+            kept.append(replace(s, meta={**s.meta, **rows[name]}))
+            path = s.views[0].name
+            if best in (FILE, STEM) and meant.setdefault(name, path) != path:
+                raise ValueError(
+                    f"images.key={key}: {name!r} fits {meant[name]} and {path}. Name the images by their path below images.path"
+                )
     if not kept:
         raise ValueError(
             f"images.key={key}: none of {len(samples):,} images has a row. Images are called like {samples[0].views[0].name!r}, "
@@ -219,16 +228,17 @@ def join(samples: Sequence[Sample], labels: str, key: str | None) -> list[Sample
     return kept
 
 
-def _names(sample: Sample, key: str) -> Iterator[str]:
-    """What a table may call an image, the most certain first."""
-    if key in sample.meta and not is_missing(sample.meta[key]):
-        yield str(sample.meta[key])
+FILE, STEM = "file name", "file name without ending"
+
+
+def _names(sample: Sample, key: str) -> dict[str, str]:
+    """What a table may call an image, by the way of calling it, the most certain first."""
     path = sample.views[0].name
-    folder, _, file = path.rpartition("/")
-    yield from (sample.id, path, file)
+    *folders, file = path.split("/")
     stem = file.lower().removesuffix(".gz")
-    yield file[: len(stem) - len(ending)] if (ending := _ending(stem)) else file
-    yield from reversed(folder.split("/"))
+    found = {"its column": str(sample.meta[key])} if key in sample.meta and not is_missing(sample.meta[key]) else {}
+    found |= {"id": sample.id, "path": path, FILE: file, STEM: file[: len(stem) - len(_ending(stem))] if _ending(stem) else file}
+    return found | {f"folder {-i}": name for i, name in enumerate(reversed(folders), 2)}
 
 
 def _ending(name: str) -> str:

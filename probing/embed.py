@@ -264,8 +264,9 @@ def copy(root: Path, arrays: Arrays, spec: str, cells: Sequence[Cell], ids: Mapp
     if not arrays.ids:
         raise ValueError(f"encoder={arrays.name}: the file has no embeddings")
     if not any(id in place for id in ids.values()):
+        copies = " A task that changes pictures, as orientation does, needs a row for each copy, called ID@CLASS."
         raise ValueError(
-            f"encoder={arrays.name}: no image has a row. Images are called like {next(iter(ids.values()))!r}, rows like {arrays.ids[0]!r}. "
+            f"encoder={arrays.name}: no image has a row.{copies if '@' in next(iter(ids.values())) else ''} Images are called like {next(iter(ids.values()))!r}, rows like {arrays.ids[0]!r}. "
             "Name both alike: images.id=COLUMN chooses the names of a table's rows"
         )
     failed = {k: f"encoder={arrays.name} has no row for it" for k, id in ids.items() if id not in place}

@@ -22,6 +22,7 @@ import pytest
 from conftest import CONF, NOTHING, ROOT, film
 from test_docs import config
 
+from probing.collect import join
 from probing.images import dicom, folder, nifti, table
 from probing.jobs import configure
 from probing.picture import open_view
@@ -723,3 +724,18 @@ def test_a_filter_as_the_shell_and_hydra_take_it(typed: str, mimic: Path, tmp_pa
 def test_every_card_opens_with_its_command() -> None:
     for path in sorted((ROOT / "conf" / "data").glob("*.yaml")):
         assert f"# python probe.py data={path.stem}" in path.read_text(), path.name
+
+
+def test_a_join_takes_one_way_for_all_and_refuses_a_name_that_two_files_have(tmp_path: Path) -> None:
+    from probing.types import View
+
+    def images(*paths: str) -> list[Sample]:
+        return [Sample(p, (View(Path(p), p),), p, p) for p in paths]
+
+    table = tmp_path / "labels.csv"
+    table.write_text("key,side\n0,left\n1,right\n")
+    with pytest.raises(ValueError, match=r"'0' fits a/0\.png and b/0\.png"):
+        join(images("a/0.png", "b/0.png", "b/1.png"), str(table), "key")
+    # By folder one row may mean several images, and a file that is called like a folder's row is not joined with it.
+    found = join(images("0/x.png", "0/y.png", "1/x.png", "2/1.png"), str(table), "key")
+    assert {s.id: s.meta["side"] for s in found} == {"0/x.png": "left", "0/y.png": "left", "1/x.png": "right"}
