@@ -261,7 +261,7 @@ def grouped(samples: Sequence[Sample], group: int | str | Sequence[int | str] | 
     if empty := [s.id for s, gs in zip(samples, own, strict=True) if not any(gs)]:
         asked = " and ".join(map(str, several))
         raise ValueError(
-            f"{empty[0]}: its column {asked} is empty, as in {len(empty):,} of {len(samples):,} images, and images.group asks for it"
+            f"{empty[0]}: its column {asked} is empty, as in {len(empty):,} of {len(samples):,} images, and images.group asks for it. Type images.group=-2 (the folder) or file, or leave such images out with images.where"
         )
     if len(several) == 1:
         found = [replace(s, group=g) for s, (g,) in zip(samples, own, strict=True)]
