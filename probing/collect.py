@@ -212,7 +212,7 @@ def join(samples: Sequence[Sample], labels: str, key: str | None) -> list[Sample
         if best in found and (name := found[best]) in rows:
             kept.append(replace(s, meta={**s.meta, **rows[name]}))
             path = s.views[0].name
-            if best in (FILE, STEM) and meant.setdefault(name, path) != path:
+            if name in (found[FILE], found[STEM]) and name != path and meant.setdefault(name, path) != path:
                 raise ValueError(
                     f"images.key={key}: {name!r} fits {meant[name]} and {path}. Name the images by their path below images.path"
                 )

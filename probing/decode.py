@@ -36,13 +36,13 @@ PIXELS = "PROBING_MAX_PIXELS"  # environment: worker processes obey it too
 MOST_PIXELS, MOST_VOXELS, MOST_SAMPLED = 200_000_000, 1_500_000_000, 10_000_000
 # Centre and width in Hounsfield units, as radiologists set them: https://radiopaedia.org/articles/windowing-ct
 WINDOWS = {
-    "brain": (40, 80),
-    "subdural": (75, 215),
-    "bone": (400, 1800),
-    "lung": (-600, 1500),
-    "mediastinum": (50, 350),
-    "abdomen": (50, 400),
-    "liver": (30, 150),
+    "brain": (40.0, 80.0),
+    "subdural": (75.0, 215.0),
+    "bone": (400.0, 1800.0),
+    "lung": (-600.0, 1500.0),
+    "mediastinum": (50.0, 350.0),
+    "abdomen": (50.0, 400.0),
+    "liver": (30.0, 150.0),
 }
 Window = tuple[float, float]
 

@@ -22,7 +22,7 @@ from tqdm import tqdm
 from probing import picture, readouts
 from probing.files import sweep
 from probing.store import Cell, Store, versions
-from probing.types import Arrays, Encoder, Tap, View
+from probing.types import Arrays, Encoder, Tap, View, digest
 
 log = logging.getLogger("probing")
 PART_BYTES, PART_SECONDS = 64 << 20, 60
@@ -258,7 +258,8 @@ def forward(
 def copy(root: Path, arrays: Arrays, spec: str, cells: Sequence[Cell], ids: Mapping[str, str]) -> tuple[Store, dict[str, str]]:
     """Bring rows that were extracted elsewhere into a store. ids: key -> id of the sample. Returns the store, and key ->
     reason for the ids that the arrays lack or whose row is not finite. Raises ValueError if they lack all."""
-    store = Store(root / f"{arrays.name}-{arrays.fingerprint}")
+    # Rows are kept under keys of pictures but chosen by ids: other names of the same pictures are another store.
+    store = Store(root / f"{arrays.name}-{digest(arrays.fingerprint, sorted(ids.items()))[:16]}")
     _vouch(store, arrays.name, arrays.fingerprint, spec, 1)
     place = {id: i for i, id in enumerate(arrays.ids)}
     if not arrays.ids:

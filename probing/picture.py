@@ -30,7 +30,7 @@ def open_view(view: View) -> Image.Image:
         picture = _decoded(replace(view, steps=()), view.path.stat().st_mtime_ns if view.path.exists() else 0)
         for step in view.steps:
             picture = _STEPS[str(step[0])](picture, *step[1:])
-        return picture
+        return picture if view.steps else picture.copy()  # what is kept is nobody's to change
     except Exception as error:  # a broken file makes decoders raise nearly anything
         empty = view.path.is_file() and view.path.stat().st_size == 0
         reason = "empty file" if empty else f"{type(error).__name__}: {error}"

@@ -165,3 +165,25 @@ def test_no_row_and_no_common_name_are_errors(cli: Cli, tmp_path: Path) -> None:
 def test_another_encoder_says_that_there_are_no_pictures(cli: Cli, tmp_path: Path) -> None:
     code, _, err = cli(*asked(tmp_path, tmp_path, "encoder=tiny")[2:])
     assert code == 1 and "needs pictures" in err and "encoder=file" in err
+
+
+def test_other_names_of_the_same_rows_are_not_taken_for_them(run: Run, tmp_path: Path) -> None:
+    """One store for all runs: another id column, or another array of ids, is another join."""
+    import json
+
+    path = tmp_path / "rows.npz"
+    turned = [IDS[(i + 1) % MANY] for i in range(MANY)]  # each id has the row of its neighbour, of the other class
+    np.savez(path, ids=np.array(IDS), others=np.array(turned), embeddings=VALUES, noise=np.zeros(3))
+    rows = csv.DictReader(table(tmp_path).open(encoding="utf-8"))
+    both = tmp_path / "both.csv"
+    with open(both, "w", newline="", encoding="utf-8") as opened:
+        writer = csv.writer(opened)
+        writer.writerow(["image", "wrong", "label", "patient_id"])
+        writer.writerows([r["image"], IDS[(i * 7 + 3) % MANY], r["label"], r["patient_id"]] for i, r in enumerate(rows))
+    base = [*asked(tmp_path, path), f"images.path={both}"]
+    stores = set()
+    for more in ([], ["images.id=wrong"], ["encoder.ids=others"]):
+        outcome = run(*base, *more)
+        assert json.loads((Path(outcome["folder"]) / "result.json").read_text())["cells"]
+        stores = {p.name for p in (tmp_path / "outputs" / "embeddings").glob("file-*")}
+    assert len(stores) == 2  # rows without pictures are kept under their names, so another column needs no other store

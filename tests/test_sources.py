@@ -14,6 +14,7 @@ import shlex
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -736,6 +737,11 @@ def test_a_join_takes_one_way_for_all_and_refuses_a_name_that_two_files_have(tmp
     table.write_text("key,side\n0,left\n1,right\n")
     with pytest.raises(ValueError, match=r"'0' fits a/0\.png and b/0\.png"):
         join(images("a/0.png", "b/0.png", "b/1.png"), str(table), "key")
+    table.write_text("file,side\n0.png,left\n1.png,right\n")
+    named = [replace(s, meta={"file": s.id.rpartition("/")[2]}) for s in images("a/0.png", "b/0.png")]
+    with pytest.raises(ValueError, match=r"'0\.png' fits a/0\.png and b/0\.png"):
+        join(named, str(table), "file")
+    table.write_text("key,side\n0,left\n1,right\n")
     # By folder one row may mean several images, and a file that is called like a folder's row is not joined with it.
     found = join(images("0/x.png", "0/y.png", "1/x.png", "2/1.png"), str(table), "key")
     assert {s.id: s.meta["side"] for s in found} == {"0/x.png": "left", "0/y.png": "left", "1/x.png": "right"}

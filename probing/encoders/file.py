@@ -14,7 +14,7 @@ import numpy as np
 
 from probing.store import read_arrays
 from probing.tables import root_of
-from probing.types import Arrays, Tap
+from probing.types import Arrays, Tap, digest
 
 
 def load(*, name: str, path: str, taps: tuple[Tap, ...], ids: str = "ids", counts: str = "tokens") -> Arrays:
@@ -42,7 +42,7 @@ def load(*, name: str, path: str, taps: tuple[Tap, ...], ids: str = "ids", count
         raise ValueError(f"encoder.path={path}: two rows have the id {twice!r}")
     values = {t.name: _rows(found[t.path], found.get(counts), t, len(names), path) for t in taps}
     with open(file, "rb") as opened:
-        mark = hashlib.file_digest(opened, "sha256").hexdigest()[:16]
+        mark = digest(hashlib.file_digest(opened, "sha256").hexdigest(), ids, counts)[:16]
     return Arrays(name, tuple(names), values, taps, mark)
 
 

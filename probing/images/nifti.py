@@ -167,8 +167,13 @@ def _measured(
 
 
 def _one(folder: Path, mask: str) -> Path:
-    """The file that a path or a glob names; of several the first."""
-    return next(iter(sorted(folder.glob(mask))), folder / mask) if "*" in mask else folder / mask
+    """The file that a path or a glob names. Raises ValueError for a glob that names several: they are not all of one volume."""
+    found = sorted(folder.glob(mask)) if "*" in mask else []
+    if len(found) > 1:
+        raise ValueError(
+            f"images.masks: {mask} names {found[0].name} and {found[1].name} beside one volume. Name one mask per volume, as a folder per volume has it"
+        )
+    return found[0] if found else folder / mask
 
 
 def _measure(path: Path, wanted: str | None) -> list[list[Any]]:

@@ -52,7 +52,7 @@ def load(
             seen[key] = row
             view = _view(key, row, number, image, stored, place, file, window)
             samples.append(Sample(key, (view,), key, key, meta=row))
-        elif seen[key] == row:
+        elif seen[key] == row and not stored:  # of stored pictures only the plain columns are compared
             repeated += 1
         else:
             differ = ", ".join(c for c in row if row[c] != seen[key][c])

@@ -273,7 +273,7 @@ def _embed(cfg: DictConfig, plans: Sequence[Plan], samples: Sequence[Sample]) ->
     gone = {v.name: f"{v.name}: {reason}" for v, reason in unread.items()}
     keys = {v: v.key(d) for v, d in found.items()}
     by_key = {k: v for v, k in keys.items()}
-    lacking = [p for p in plans if not open_store(cfg, p) or p.store.missing(list(by_key), p.cells)[0]]  # type: ignore[union-attr]
+    lacking = [p for p in plans if "path" in p.settings or not open_store(cfg, p) or p.store.missing(list(by_key), p.cells)[0]]  # type: ignore[union-attr]
     if lacking:
         from probing import embed as pass_through
 
@@ -282,7 +282,12 @@ def _embed(cfg: DictConfig, plans: Sequence[Plan], samples: Sequence[Sample]) ->
         for plan in lacking:
             encoder = load_encoder(cfg, plan)
             if isinstance(encoder, Arrays):
-                ids = {keys[v]: s.id for s in samples for v in s.views if v in keys}
+                ids: dict[str, str] = {}
+                for key, own in ((keys[v], s.id) for s in samples for v in s.views if v in keys):
+                    if ids.setdefault(key, own) != own:
+                        raise ValueError(
+                            f"encoder={encoder.name}: {ids[key]} and {own} are one picture, of which a file can have one row"
+                        )
                 plan.store, missed = pass_through.copy(root, encoder, plan.spec, plan.cells, ids)
                 failed |= missed
             else:
